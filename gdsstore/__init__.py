@@ -1,0 +1,61 @@
+"""gdsstore: KV-cache pages of LLM servers on local NVMe, verified on every read. The public API."""
+
+from gdsstore.bound import BoundNamespace
+from gdsstore.config import Config, Durability
+from gdsstore.errors import (
+    ArgumentError,
+    ConfigError,
+    DeadlineError,
+    EngineError,
+    GdsStoreError,
+    MissingExtraError,
+    StoreBusyError,
+    StoreClosedError,
+    StoreDamagedError,
+    StoreError,
+    StoreVersionError,
+    VolumeError,
+)
+from gdsstore.layout import ByteOrder, ByteRange, PageKind, PageLayout
+from gdsstore.memory.arena import Arena
+from gdsstore.memory.views import Pages, Pieces
+from gdsstore.namespace import Keys, Namespace, Parallelism
+from gdsstore.store import Store, open
+from gdsstore.transfer.results import LoadResult, PageStatus, SaveResult
+from gdsstore.weights import weights_digest
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Arena",
+    "ArgumentError",
+    "BoundNamespace",
+    "ByteOrder",
+    "ByteRange",
+    "Config",
+    "ConfigError",
+    "DeadlineError",
+    "Durability",
+    "EngineError",
+    "GdsStoreError",
+    "Keys",
+    "LoadResult",
+    "MissingExtraError",
+    "Namespace",
+    "PageKind",
+    "PageLayout",
+    "PageStatus",
+    "Pages",
+    "Parallelism",
+    "Pieces",
+    "SaveResult",
+    "Store",
+    "StoreBusyError",
+    "StoreClosedError",
+    "StoreDamagedError",
+    "StoreError",
+    "StoreVersionError",
+    "VolumeError",
+    "open",
+    "weights_digest",
+]

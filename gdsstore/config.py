@@ -1,0 +1,282 @@
+"""The one config of a store. Each setting's meaning stands at its field; docs/settings.md is generated from here.
+
+Sources, the later ones win: defaults, a TOML file, `GDSSTORE_<NAME>` in the environment, keywords. Nothing else in the library
+reads the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from gdsstore.errors import ConfigError
+from gdsstore.settings import Kind, Setting, choice, setting
+from gdsstore.sizes import GiB, KiB, MiB, TiB, format_size
+from gdsstore.sources import ENV_PREFIX, Given, env_name, from_environment, from_file
+
+MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = MiB, 16 * GiB
+AUTO_SEGMENTS = 64  # a reclaim frees one of that many: fine enough to be gentle, coarse enough for large sequential writes
+AUTO_SEGMENT_MIN_BYTES, AUTO_SEGMENT_MAX_BYTES = 16 * MiB, 256 * MiB
+
+
+class Durability(StrEnum):
+    """When a saved page is on the drive for good."""
+
+    NONE = "none"  # when the kernel gets to it; survives the death of the process
+    INTERVAL = "interval"  # at most `sync_interval_s` later
+    COMMIT = "commit"  # before it is visible
+
+
+class EngineName(StrEnum):
+    AUTO = "auto"
+    NIXL = "nixl"
+    POSIX = "posix"
+
+
+class AutoOff(StrEnum):
+    AUTO = "auto"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All settings of a store, checked. Sizes are bytes (strings such as "4GiB" are read), times are seconds.
+
+    Raises ConfigError for a value of the wrong type or out of range, and for values that do not fit together.
+    """
+
+    capacity: int | None = setting(
+        None,
+        "Space",
+        Kind.SIZE,
+        "Disk that the store may use, all volumes together, in physical bytes. "
+        "None: what the store already has; a new store takes half of the free space of its volumes.",
+        low=2 * MIN_SEGMENT_BYTES,
+        optional=True,
+    )
+    segment_bytes: int = setting(
+        0,
+        "Space",
+        Kind.SIZE,
+        "Size of a segment, fixed when a store is made. 0: a 64th of the capacity as a power of two, 16MiB to 256MiB.",
+        low=MIN_SEGMENT_BYTES,
+        high=MAX_SEGMENT_BYTES,
+        power_of_two=True,
+        zero_is_automatic=True,
+    )
+    free_segments: int = setting(
+        1,
+        "Space",
+        Kind.INTEGER,
+        "Segments that the maintainer keeps free ahead of need, so that a save does not wait for a reclaim.",
+        high=1024,
+    )
+    catalog_map_bytes: int = setting(
+        0,
+        "Space",
+        Kind.SIZE,
+        "Address space for the catalog, a bound on its file. 0: from the capacity.",
+        low=MiB,
+        high=16 * TiB,
+        step=4 * KiB,
+        zero_is_automatic=True,
+    )
+    grace_s: float = setting(
+        30.0,
+        "Space",
+        Kind.SECONDS,
+        "What was looked up within this time is not reclaimed, so that a reported hit stays loadable.",
+        high=86400,
+    )
+
+    durability: Durability = choice(
+        Durability.INTERVAL,
+        "Safety",
+        "When a saved page is on the drive for good. none: when the kernel gets to it (survives the death of the process, "
+        "not a power loss); interval: at most sync_interval_s later; commit: before the page is visible.",
+    )
+    sync_interval_s: float = setting(
+        1.0, "Safety", Kind.SECONDS, "Time between two syncs with durability = interval.", low=0.01, high=3600
+    )
+    verify: bool = setting(
+        True,
+        "Safety",
+        Kind.SWITCH,
+        "Check every loaded page against its checksum. Off, wrong bytes from a drive go unnoticed.",
+    )
+    io_deadline_s: float = setting(
+        30.0,
+        "Safety",
+        Kind.SECONDS,
+        "I/O that has not ended after this time fails, and its memory is not used again until the kernel lets go of it.",
+        low=0.1,
+        high=3600,
+    )
+
+    engine: EngineName = choice(
+        EngineName.AUTO,
+        "Moving bytes",
+        "What moves bytes between host memory and the drive. auto: nixl where it is installed and works, else posix.",
+    )
+    workers: int = setting(
+        4, "Moving bytes", Kind.INTEGER, "Calls that move bytes at the same time.", low=1, high=256
+    )
+    chunk_bytes: int = setting(
+        16 * MiB,
+        "Moving bytes",
+        Kind.SIZE,
+        "The I/O of a call is cut into chunks of this size, so that checksums and the drive work at the same time.",
+        low=64 * KiB,
+        high=GiB,
+        step=4 * KiB,
+    )
+    in_flight_ranges: int = setting(
+        128,
+        "Moving bytes",
+        Kind.INTEGER,
+        "Byte ranges that a store has under way at most. GPUDirect Storage was seen to hang at about 256.",
+        low=1,
+        high=4096,
+    )
+    posix_threads: int = setting(
+        8, "Moving bytes", Kind.INTEGER, "Threads of the posix engine.", low=1, high=256
+    )
+    max_open_files: int = setting(
+        512, "Moving bytes", Kind.INTEGER, "Segment files that are kept open.", low=16, high=1 << 20
+    )
+
+    staging_bytes: int = setting(
+        256 * MiB,
+        "Memory",
+        Kind.SIZE,
+        "Arena through which pages go that are not aligned in the caller's memory.",
+        low=64 * KiB,
+        high=TiB,
+        step=4 * KiB,
+    )
+    zero_copy: bool = setting(
+        True,
+        "Memory",
+        Kind.SWITCH,
+        "Read and write aligned memory of the caller directly, without the arena.",
+    )
+    huge_pages: AutoOff = choice(
+        AutoOff.AUTO, "Memory", "Ask for huge pages for arenas; what was granted is reported."
+    )
+    numa_node: int = setting(
+        -1,
+        "Memory",
+        Kind.INTEGER,
+        "NUMA node that arenas are bound to. -1: the node of the drive or GPU.",
+        low=-1,
+        high=1023,
+    )
+    pin_host: AutoOff = choice(
+        AutoOff.AUTO, "Memory", "Pin arenas with cudaHostRegister. auto: where CUDA is present."
+    )
+
+    maintain: bool = setting(
+        True,
+        "Upkeep",
+        Kind.SWITCH,
+        "This process may become the store's maintainer, which reclaims segments. At least one process should.",
+    )
+    maintain_interval_s: float = setting(
+        0.25, "Upkeep", Kind.SECONDS, "Time between two looks of the maintainer.", low=0.01, high=3600
+    )
+
+    def __post_init__(self) -> None:
+        for name in SETTINGS:
+            given = Given(name, getattr(self, name), "given to Config", written=name)
+            object.__setattr__(self, name, _read(given))
+        _check_together({name: getattr(self, name) for name in SETTINGS}, {})
+
+    @classmethod
+    def load(
+        cls, file: str | os.PathLike[str] | None = None, env: Mapping[str, str] = os.environ, **keywords: Any
+    ) -> Config:
+        """The config from a TOML file (`file`, else GDSSTORE_CONFIG), the environment and keywords; the later ones win.
+
+        A keyword that is None counts as not given, so that a caller can hand on its own optional arguments.
+        Raises ConfigError for unknown names (with the nearest known one) and wrong values, saying where they came from.
+        """
+        values: dict[str, Any] = {}
+        sources: dict[str, str] = {}
+        from_keywords = (
+            Given(name, value, f"keyword {name}", written=name)
+            for name, value in keywords.items()
+            if value is not None or name not in SETTINGS
+        )
+        for given in (*from_file(file, env), *from_environment(env), *from_keywords):
+            values[given.name], sources[given.name] = _read(given), given.source
+        _check_together(DEFAULTS | values, sources)
+        return cls(**values)
+
+    def segment_bytes_for(self, capacity: int) -> int:
+        """The size in bytes of the segments of a new store of `capacity` bytes.
+
+        Raises ConfigError where the capacity has no room for the segments that a store needs.
+        """
+        automatic = 1 << max(capacity // AUTO_SEGMENTS, 1).bit_length() - 1
+        automatic = min(max(automatic, AUTO_SEGMENT_MIN_BYTES), AUTO_SEGMENT_MAX_BYTES)
+        segment_bytes = self.segment_bytes or automatic
+        _check_room(capacity, segment_bytes, self.free_segments, {})
+        return segment_bytes
+
+
+SETTINGS: dict[str, Setting] = {f.name: f.metadata["setting"] for f in dataclasses.fields(Config)}
+DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Config)}
+
+
+def _read(given: Given) -> Any:
+    if given.name not in SETTINGS:
+        raise _unknown(given)
+    try:
+        return SETTINGS[given.name].read(given.value, given.from_text)
+    except ValueError as error:
+        raise ConfigError(f"{given.written} {error}", value=repr(given.value), source=given.source) from error
+
+
+def _unknown(given: Given) -> ConfigError:
+    near = difflib.get_close_matches(given.name.lower(), SETTINGS, 1)
+    suggestion = "docs/settings.md lists them all"
+    if near:
+        in_environment = given.written.startswith(ENV_PREFIX)
+        suggestion = f"did you mean {env_name(near[0]) if in_environment else near[0]}?"
+    return ConfigError(f"unknown setting {given.written}; {suggestion}", source=given.source)
+
+
+def _check_together(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    if values["chunk_bytes"] > values["staging_bytes"]:
+        _refuse(
+            "staging_bytes must hold at least one chunk_bytes",
+            values,
+            sources,
+            "staging_bytes",
+            "chunk_bytes",
+        )
+    # A store that is there has a segment size of its own, so the automatic size is checked where a store is made.
+    if values["capacity"] is not None and values["segment_bytes"]:
+        _check_room(values["capacity"], values["segment_bytes"], values["free_segments"], sources)
+
+
+def _check_room(capacity: int, segment_bytes: int, free_segments: int, sources: Mapping[str, str]) -> None:
+    needed = (1 + max(1, free_segments)) * segment_bytes
+    if capacity < needed:
+        values = {"capacity": capacity, "segment_bytes": segment_bytes, "free_segments": free_segments}
+        _refuse(
+            f"capacity must hold a segment and the free ones beside it, {format_size(needed)} or more",
+            values,
+            sources,
+            *values,
+        )
+
+
+def _refuse(message: str, values: Mapping[str, Any], sources: Mapping[str, str], *names: str) -> None:
+    facts = {name: SETTINGS[name].show(values[name]) for name in names}
+    raise ConfigError(message, **{n: f"{v} ({sources[n]})" if n in sources else v for n, v in facts.items()})

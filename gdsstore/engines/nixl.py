@@ -1,0 +1,278 @@
+"""The nixl engine for host memory: io_uring through NIXL's POSIX plugin, with a result for each range.
+
+Plans are cut into parts of at most PART_RANGES, since NIXL submits and reaps no more at a time and gives one status for a whole
+transfer. At most `in_flight_ranges` are under way, over all plans; what finds no room waits in one queue, first come first
+served. There is no thread for it: whoever waits for a transfer, or asks whether it is done, moves everyone's parts on.
+
+NIXL does not say which range of a part failed. The posix engine then moves each of them once more, and its results count:
+reading again is harmless, and so is writing the same bytes to the same place.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from gdsstore.engines.base import I32, I64, Engine, Op, RangePlan, RangeResults, Transfer
+from gdsstore.engines.files import FileTable
+from gdsstore.engines.nixl_ring import NixlRing, Progress, Request
+from gdsstore.engines.nixl_selftest import self_test
+from gdsstore.engines.pace import PAUSE_MAX_S, Pace
+from gdsstore.engines.posix import PosixEngine
+from gdsstore.errors import EngineError
+from gdsstore.waiting import Deadline
+
+log = logging.getLogger("gdsstore.engines")
+
+Ints = npt.NDArray[np.intp]
+
+PART_RANGES = 64
+MAX_RANGE_BYTES = 1 << 30  # io_uring moves less than 2 GiB a request
+BLAME_THREADS = 2
+GLANCE_S = 200e-6
+TURN_S = 1e-3  # how long a caller waits for its turn at NIXL before it leaves its parts to whoever has it
+
+_left_behind: list[object] = []  # what the kernel had not let go of at close: Python must not free it, ever
+
+
+class NixlEngine(Engine):
+    """Raises MissingExtraError where NIXL is not installed, EngineError where it does not work on this machine."""
+
+    name = "nixl"
+
+    def __init__(self, in_flight_ranges: int) -> None:
+        self._ring = NixlRing()
+        try:
+            self_test(self._ring)
+        except EngineError:
+            self._ring.close()
+            raise
+        self._posix = PosixEngine(BLAME_THREADS)
+        self._files = FileTable()
+        self._turn = threading.Lock()  # for what follows, and for the ring
+        self._room = in_flight_ranges
+        self._part_ranges = min(PART_RANGES, in_flight_ranges)
+        self._active: tuple[_Part, ...] = ()
+        self._queue: deque[_Part] = deque()
+        self._pace = Pace()
+        self._looked_at = 0.0
+        self._lost = False
+        self.moved_again = 0  # ranges that NIXL failed to move, or could not say of whether it did
+        self._closed = False
+
+    def attach(self, fd: int, size: int) -> None:
+        self._files.add(fd, size)
+        try:
+            self._posix.attach(fd, size)
+            self._ring.attach(fd, size)
+        except BaseException:
+            self.detach(fd)
+            raise
+
+    def detach(self, fd: int) -> None:
+        self._files.discard(fd)
+        self._posix.detach(fd)
+        self._ring.detach(fd)
+
+    def submit(self, op: Op, plan: RangePlan) -> Transfer:
+        if self._closed:
+            raise EngineError("the nixl engine is closed: open the store again")
+        transfer = _NixlTransfer(self, op, plan)
+        # One range that NIXL refuses would take its whole part along.
+        end = plan.file_offset + plan.length
+        odd = (end > self._files.sizes(plan.fd)) | (plan.file_offset < 0) | (plan.length > MAX_RANGE_BYTES)
+        if odd.any():
+            parts = self._cut(transfer, np.flatnonzero(~odd))
+            parts += self._cut(transfer, np.flatnonzero(odd), blame=True)
+        else:
+            parts = self._cut(transfer, None)
+        transfer.expect(len(parts))
+        self._queue.extend(parts)
+        self.advance(TURN_S)
+        return transfer
+
+    def _cut(self, owner: _NixlTransfer, index: Ints | None, *, blame: bool = False) -> list[_Part]:
+        """Parts of all of a plan, or of the ranges `index`."""
+        n, size = len(owner.plan if index is None else index), self._part_ranges
+        cuts = [slice(at, min(at + size, n)) for at in range(0, n, size)]
+        return [_Part(owner, cut if index is None else index[cut], blame) for cut in cuts]
+
+    def advance(self, timeout_s: float = 0.0) -> None:
+        """Look after everything that is under way, and start what there is room for. Leaves it to another thread that is
+        already at it."""
+        if not self._turn.acquire(timeout=timeout_s):
+            return
+        try:
+            self._looked_at = time.monotonic()
+            self._reap()
+            while self._queue:
+                part = self._queue[0]
+                if not part.owner.cancelled and len(part.plan) > self._room:
+                    break
+                self._queue.popleft()
+                if part.owner.claim():
+                    self._start(part)
+        finally:
+            self._turn.release()
+
+    def glance(self) -> None:
+        """`advance`, unless that was a moment ago: one look serves whoever asks about many transfers in a row."""
+        if time.monotonic() - self._looked_at >= GLANCE_S:
+            self.advance()
+
+    def _start(self, part: _Part) -> None:
+        self._room -= len(part.plan)
+        self._active = (*self._active, part)
+        self._pace.started(part.nbytes)
+        if part.blame or self._lost:
+            self._move_again(part)
+            return
+        try:
+            part.request = self._ring.start(part.owner.op, part.plan)
+        except EngineError as error:
+            log.warning("%d ranges go through posix: %s", len(part.plan), str(error))
+            self._move_again(part)
+            return
+        if part.request.progress is Progress.LOST:
+            # It stays active, and its memory quarantined, for good; its room is needed.
+            log.error("nixl engine: everything goes through posix from now on")
+            self._lost = True
+            self._room += len(part.plan)
+
+    def _move_again(self, part: _Part) -> None:
+        try:
+            part.again = self._posix.submit(part.owner.op, part.plan)
+        except EngineError as error:
+            log.error("%d ranges fail: %s", len(part.plan), str(error))
+            self._end(part, 0, errno.EIO)
+
+    def _reap(self) -> None:
+        before = self._active
+        for part in before:
+            if part.again is None and part.request is not None:
+                progress = self._ring.poll(part.request)
+                if progress is Progress.MOVED:
+                    self._end(part, part.plan.length, 0)
+                elif progress is Progress.FAILED:
+                    if self.moved_again == 0:
+                        log.warning("a NIXL transfer failed: posix moves its ranges again (said once)")
+                    self.moved_again += len(part.plan)
+                    self._move_again(part)
+            elif part.again is not None and part.again.done:
+                results = part.again.wait(0.0)
+                self._end(part, results.moved, results.errno)
+        if self._active != before:
+            self._pace.looked(sum(part.nbytes for part in self._active))
+
+    def _end(self, part: _Part, moved: I64 | int, code: I32 | int) -> None:
+        self._active = tuple(other for other in self._active if other is not part)
+        self._room += len(part.plan)
+        part.owner.end(part, moved, code)
+
+    def pause_s(self, nbytes: int) -> float:
+        """How long to wait before the next look, for who waits for `nbytes` to move. Never past the end of the oldest part:
+        there may be something to start then."""
+        active = self._active
+        return self._pace.pause_s(min(nbytes, active[0].nbytes) if active else nbytes)
+
+    def close(self, timeout_s: float) -> None:
+        deadline = Deadline(timeout_s)
+        if self._closed:
+            return
+        self._closed = True
+        self.advance(TURN_S)
+        while (self._active or self._queue) and not deadline.passed:
+            time.sleep(min(PAUSE_MAX_S, deadline.left_s))
+            self.advance()
+        for part in list(self._queue):
+            part.owner.cancel()
+        if self._active or not self._turn.acquire(timeout=TURN_S):
+            log.warning(
+                "nixl engine: %d transfers had not ended %.1f s after close; left to the kernel with their memory",
+                len(self._active),
+                timeout_s,
+            )
+            _left_behind.append(self)
+            return
+        # The turn is kept: nobody may come to the ring any more.
+        self._ring.close()
+        self._posix.close(deadline.left_s)
+
+
+class _Part:
+    """Some ranges of a plan (`index` says which), as one NIXL transfer or, where `blame`, through the posix engine."""
+
+    __slots__ = ("again", "blame", "index", "nbytes", "owner", "plan", "request")
+
+    def __init__(self, owner: _NixlTransfer, index: Ints | slice, blame: bool) -> None:
+        self.owner, self.index, self.blame = owner, index, blame
+        self.plan = owner.plan.take(index)
+        self.nbytes = self.plan.nbytes
+        self.request: Request | None = None
+        self.again: Transfer | None = None
+
+
+class _NixlTransfer(Transfer):
+    def __init__(self, engine: NixlEngine, op: Op, plan: RangePlan) -> None:
+        self.op, self.plan = op, plan
+        self._engine = engine
+        self._moved: I64 = np.zeros(len(plan), np.int64)
+        self._errno: I32 = np.full(len(plan), errno.ETIMEDOUT, np.int32)
+        self._lock = threading.Lock()
+        self._queued = self._under_way = 0  # parts
+        self.cancelled = False
+        self._left = plan.nbytes
+        self._over = False
+
+    @property
+    def done(self) -> bool:
+        if not self._over:
+            self._engine.glance()
+        return self._over
+
+    def wait(self, timeout_s: float) -> RangeResults:
+        deadline = Deadline(timeout_s)
+        self._engine.advance()
+        while not self._over:
+            if deadline.passed:
+                self.cancel()
+                break
+            time.sleep(min(self._engine.pause_s(self._left), deadline.left_s))
+            self._engine.advance()
+        # errno first: a part that ends right now sets it last, so that no range looks moved before it was.
+        code = self._errno.copy()
+        return RangeResults(self._moved.copy(), code)
+
+    def expect(self, parts: int) -> None:
+        self._queued = parts
+        self._over = parts == 0
+
+    def claim(self) -> bool:
+        """Whether a queued part may start."""
+        with self._lock:
+            if self.cancelled:
+                return False
+            self._queued -= 1
+            self._under_way += 1
+            return True
+
+    def cancel(self) -> None:
+        """What has not started does not start any more."""
+        with self._lock:
+            self.cancelled = True
+            self._queued = 0
+            self._over = self._under_way == 0
+
+    def end(self, part: _Part, moved: I64 | int, code: I32 | int) -> None:
+        self._moved[part.index] = moved
+        self._errno[part.index] = code
+        with self._lock:
+            self._under_way -= 1
+            self._left -= part.nbytes
+            self._over = self._queued == 0 and self._under_way == 0

@@ -1,0 +1,119 @@
+"""Page-locking memory for CUDA (`cudaHostRegister`), through the driver library and without importing any CUDA package.
+
+Never starts CUDA: a context made here would cost seconds and hundreds of MB on a GPU that the process may not be meant to
+use, and a process that only initialised CUDA can no longer fork children that use it. Memory is pinned where the process
+already has a context; else the reason is reported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+LIBRARY = "libcuda.so.1"
+
+# From cuda.h. Portable: pinned for every context, not only the one at hand.
+_PORTABLE = 1
+_NOT_INITIALIZED = 3
+# The driver is shutting down, or the context or registration is gone already: nothing is pinned any more.
+_GONE = frozenset({4, 709, 713})
+
+
+def load_driver(name: str = LIBRARY) -> Any | None:
+    """The CUDA driver library, or None where the loader finds none."""
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        return None
+
+
+def register(address: int, length: int, driver: Any | None) -> Registration | str:
+    """Pin `length` bytes at `address`; or the reason why they are not pinned."""
+    if driver is None:
+        return f"not pinned: the loader finds no {LIBRARY}"
+    device = _active_device(driver)
+    if isinstance(device, str):
+        return f"not pinned: {device}"
+    context = ctypes.c_void_p()
+    code = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    if code:
+        return f"not pinned: cuDevicePrimaryCtxRetain gave {_name(driver, code)}"
+    code = _within(
+        driver,
+        context,
+        lambda: driver.cuMemHostRegister_v2(
+            ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_uint(_PORTABLE)
+        ),
+    )
+    if code:
+        driver.cuDevicePrimaryCtxRelease_v2(device)
+        return f"not pinned: cuMemHostRegister gave {_name(driver, code)}"
+    return Registration(driver, device, context, address)
+
+
+class Registration:
+    """Pinned memory. To be released before the memory is unmapped."""
+
+    def __init__(self, driver: Any, device: int, context: ctypes.c_void_p, address: int) -> None:
+        self._driver = driver
+        self._device = device
+        self._context = context
+        self._address = address
+        self._owner_pid = os.getpid()
+        self._released = False
+
+    def release(self) -> bool:
+        """Unpin. False where the driver did not let go of the memory, which must then stay mapped. Idempotent."""
+        # CUDA is unusable in a forked child, and what is pinned is the parent's memory, not the child's copy.
+        if self._released or os.getpid() != self._owner_pid:
+            return True
+        driver = self._driver
+        code = _within(
+            driver, self._context, lambda: driver.cuMemHostUnregister(ctypes.c_void_p(self._address))
+        )
+        if code and code not in _GONE:
+            log.error("cuMemHostUnregister gave %s; the memory stays mapped", _name(driver, code))
+            return False
+        self._released = True
+        driver.cuDevicePrimaryCtxRelease_v2(self._device)
+        return True
+
+
+def _active_device(driver: Any) -> int | str:
+    """The first device on which this process has a primary context, or why there is none."""
+    count = ctypes.c_int()
+    code = driver.cuDeviceGetCount(ctypes.byref(count))
+    if code == _NOT_INITIALIZED:
+        return "CUDA is not initialised in this process; open the store after the first use of the GPU"
+    if code:
+        return f"cuDeviceGetCount gave {_name(driver, code)}"
+    for device in range(count.value):
+        flags, active = ctypes.c_uint(), ctypes.c_int()
+        if (
+            driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active)) == 0
+            and active.value
+        ):
+            return device
+    return "this process has no CUDA context; open the store after the first use of the GPU"
+
+
+def _within(driver: Any, context: ctypes.c_void_p, action: Any) -> int:
+    """Run `action` with `context` current and put the caller's own back; the first error code, or 0."""
+    code = int(driver.cuCtxPushCurrent_v2(context))
+    if code:
+        return code
+    try:
+        return int(action())
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+def _name(driver: Any, code: int) -> str:
+    text = ctypes.c_char_p()
+    if driver.cuGetErrorName(code, ctypes.byref(text)) == 0 and text.value:
+        return text.value.decode()
+    return f"error {code}"

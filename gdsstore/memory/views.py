@@ -1,0 +1,159 @@
+"""Where the bytes of pages lie in the caller's memory, without copying any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from gdsstore.errors import ArgumentError
+from gdsstore.layout import ALIGNMENT
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Pages given as raw memory: page i is the bytes at `address[i, 0]`, then those at `address[i, 1]`, and so on.
+
+    `address`: (n, k) or (n,); `length` in bytes: (n, k), (k,) for pages that are all alike, or one number. `owner` is kept
+    alive until the call is over. Addresses are trusted: a wrong one crashes the process, as it would in C.
+    """
+
+    address: npt.ArrayLike
+    length: npt.ArrayLike
+    owner: object = None
+
+
+Pages: TypeAlias = Any
+"""`Pieces`, a numpy array or a CPU torch tensor whose first dimension counts pages, or a sequence of arrays, one a page."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageMemory:
+    """n pages of k pieces each. `address`: uint64 (n, k); `length` in bytes: int64 (n, k)."""
+
+    address: U64
+    length: I64
+    owner: object
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+    @property
+    def page_bytes(self) -> I64:
+        """Payload bytes of each page, shape (n,)."""
+        return np.asarray(self.length.sum(axis=1), np.int64)
+
+    def take(self, index: npt.NDArray[np.intp]) -> PageMemory:
+        return PageMemory(self.address[index], self.length[index], self.owner)
+
+    def direct(self, memory_alignment: int) -> npt.NDArray[np.bool_]:
+        """Which pages the drive can read and write in place: every piece aligned, in whole blocks. Shape (n,)."""
+        aligned = (self.address % np.uint64(memory_alignment) == 0) & (self.length % ALIGNMENT == 0)
+        return np.asarray(aligned.all(axis=1), np.bool_)
+
+
+def describe(pages: Pages, count: int, page_bytes: int, *, writable: bool) -> PageMemory:
+    """The memory of `count` pages of `page_bytes` bytes. Raises ArgumentError where they are not that, or not usable."""
+    memory = _describe(pages, writable)
+    if len(memory) != count:
+        raise ArgumentError(f"{count} keys, but memory for {len(memory)} pages")
+    if (memory.length <= 0).any():
+        raise ArgumentError("a piece of a page has no bytes")
+    wrong = np.flatnonzero(memory.page_bytes != page_bytes)
+    if len(wrong):
+        raise ArgumentError(
+            f"page {wrong[0]} has {memory.page_bytes[wrong[0]]} bytes, the namespace's layout says {page_bytes}"
+        )
+    return memory
+
+
+def _describe(pages: Pages, writable: bool) -> PageMemory:
+    if isinstance(pages, Pieces):
+        return _pieces(pages)
+    if isinstance(pages, np.ndarray):
+        return _array(pages, writable)
+    if type(pages).__module__.partition(".")[0] == "torch":
+        return _tensor(pages, writable)
+    if isinstance(pages, Sequence) and not isinstance(pages, (bytes, bytearray, str)):
+        if not pages:
+            return PageMemory(np.zeros((0, 1), np.uint64), np.zeros((0, 1), np.int64), None)
+        parts = [_describe(_one_page(page), writable) for page in pages]
+        return PageMemory(
+            np.concatenate([part.address for part in parts]),
+            np.concatenate([part.length for part in parts]),
+            list(pages),
+        )
+    raise ArgumentError(f"pages must be arrays, a CPU tensor or gdsstore.Pieces, not {type(pages).__name__}")
+
+
+def _one_page(page: Any) -> Any:
+    try:
+        return page[None]
+    except (TypeError, IndexError):
+        raise ArgumentError(
+            f"a sequence of pages must hold arrays or tensors, not {type(page).__name__}"
+        ) from None
+
+
+def _pieces(pages: Pieces) -> PageMemory:
+    address = np.asarray(pages.address)
+    if address.dtype.kind not in "iu" or address.ndim not in (1, 2):
+        raise ArgumentError("Pieces.address must be integers of shape (n,) or (n, k)")
+    address = address.astype(np.uint64)
+    address = address[:, None] if address.ndim == 1 else address
+    length = np.asarray(pages.length)
+    if length.dtype.kind not in "iu":
+        raise ArgumentError("Pieces.length must be integers, in bytes")
+    if length.shape == (len(address),) and address.shape[1] == 1:
+        length = length[:, None]  # one piece a page, each of its own length
+    try:
+        length = np.broadcast_to(length.astype(np.int64), address.shape)
+    except ValueError:
+        raise ArgumentError(
+            f"Pieces.length of shape {length.shape} does not fit addresses of shape {address.shape}"
+        ) from None
+    if (address == 0).any():
+        raise ArgumentError("a piece has address 0")
+    return PageMemory(address, np.ascontiguousarray(length), pages.owner)
+
+
+def _array(pages: npt.NDArray[Any], writable: bool) -> PageMemory:
+    if pages.ndim == 0:
+        raise ArgumentError("pages must have a first dimension that counts them")
+    if pages.dtype.hasobject:
+        raise ArgumentError("pages of Python objects have no bytes to store")
+    if writable and not pages.flags.writeable:
+        raise ArgumentError("cannot load into a read-only array")
+    if len(pages) and not pages[0].flags.c_contiguous:
+        raise ArgumentError("each page must be contiguous; describe scattered ones with gdsstore.Pieces")
+    nbytes = pages[0].nbytes if len(pages) else 0
+    return _strided(pages.ctypes.data, len(pages), pages.strides[0], nbytes, pages, writable)
+
+
+def _tensor(pages: Any, writable: bool) -> PageMemory:
+    if pages.device.type != "cpu":
+        raise ArgumentError(
+            f"tensors on {pages.device} cannot be moved by the host path; copy them to the CPU first"
+        )
+    if pages.dim() == 0 or (len(pages) and not pages[0].is_contiguous()):
+        raise ArgumentError(
+            "each page of a tensor must be contiguous; describe scattered ones with gdsstore.Pieces"
+        )
+    nbytes = pages[0].numel() * pages.element_size() if len(pages) else 0
+    return _strided(
+        pages.data_ptr(), len(pages), pages.stride(0) * pages.element_size(), nbytes, pages, writable
+    )
+
+
+def _strided(base: int, count: int, stride: int, nbytes: int, owner: object, writable: bool) -> PageMemory:
+    if writable and count > 1 and abs(stride) < nbytes:  # numpy's sliding windows, torch's expand
+        raise ArgumentError("cannot load into pages that share memory")
+    offsets = np.arange(count, dtype=np.int64) * stride
+    address = (np.int64(base) + offsets).astype(np.uint64)
+    return PageMemory(address.reshape(-1, 1), np.full((count, 1), nbytes, np.int64), owner)

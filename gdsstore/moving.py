@@ -1,0 +1,100 @@
+"""The parts of a store that move bytes: engine, open files, staging arena, mover, saver.
+
+Made by the first save or load, not by `open`: a process that only looks pages up pays for none of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+
+from gdsstore.catalog.allocate import SegmentPool
+from gdsstore.catalog.heat import Heat
+from gdsstore.catalog.index import Catalog
+from gdsstore.config import Config, Durability
+from gdsstore.engines.base import Engine
+from gdsstore.memory.arena import Arena
+from gdsstore.memory.numa import node_of_path
+from gdsstore.observe.counters import Counters
+from gdsstore.sequence import Sequencer
+from gdsstore.transfer.mover import Mover
+from gdsstore.transfer.save import Saver
+from gdsstore.volume.files import SegmentFiles
+from gdsstore.volume.format import entry_salt
+from gdsstore.volume.volume import Volume
+
+
+def make_arena(config: Config, size_bytes: int, volume: Volume) -> Arena:
+    """Memory as the config asks for it; with no NUMA node given, on that of the volume's drive."""
+    node = config.numa_node
+    if node < 0:
+        near = node_of_path(volume.path)
+        node = -1 if near is None else near
+    return Arena(
+        size_bytes,
+        huge_pages=config.huge_pages.value,
+        numa_node=node,
+        pin=config.pin_host.value,
+    )
+
+
+class Staging:
+    """The arena for pages that the drive cannot reach in place; allocated when the first such page comes."""
+
+    def __init__(self, make: Callable[[], Arena]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._arena: Arena | None = None
+
+    def arena(self) -> Arena:
+        with self._lock:
+            if self._arena is None:
+                self._arena = self._make()
+            return self._arena
+
+    def close(self, timeout_s: float) -> None:
+        with self._lock:
+            if self._arena is not None:
+                self._arena.close(timeout_s)
+
+
+class Moving:
+    """What one process needs to move pages of one store."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: Config,
+        volumes: Sequence[Volume],
+        segment_bytes: int,
+        store_uuid: bytes,
+        catalog: Catalog,
+        pool: SegmentPool,
+        heat: Heat,
+        sequencer: Sequencer,
+        counters: Counters,
+    ) -> None:
+        self.engine = engine
+        self.files = SegmentFiles(engine, volumes, segment_bytes, config.max_open_files)
+        self.staging = Staging(lambda: make_arena(config, config.staging_bytes, volumes[0]))
+        alignment = max(volume.direct.memory_alignment for volume in volumes)
+        self.mover = Mover(engine, self.files, self.staging.arena, alignment, config.zero_copy, counters)
+        self.saver = Saver(
+            self.mover,
+            pool,
+            catalog,
+            heat,
+            sequencer,
+            entry_salt(store_uuid),
+            config.chunk_bytes,
+            config.durability is Durability.COMMIT,
+        )
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for what is under way, then let go; whatever one step raises, the others happen."""
+        with contextlib.ExitStack() as steps:
+            steps.callback(self.staging.close, timeout_s)
+            steps.callback(self.files.close)
+            steps.callback(self.mover.sweep)  # what has ended since lets go of its file
+            steps.callback(self.engine.close, timeout_s)

@@ -1,0 +1,386 @@
+"""Store: the facade that ties volumes, catalog, engine and transfers together."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gdsstore.bound import BoundNamespace
+from gdsstore.catalog.allocate import SegmentPool
+from gdsstore.catalog.heat import Heat
+from gdsstore.catalog.lost import give_up
+from gdsstore.catalog.reclaim import Reclaimer
+from gdsstore.catalog.records import SegmentState
+from gdsstore.catalog.state import Locks
+from gdsstore.config import Config, Durability, EngineName
+from gdsstore.directory import StoreDirectory, as_paths
+from gdsstore.engines.base import Engine
+from gdsstore.engines.choose import make_engine
+from gdsstore.errors import ConfigError, StoreBusyError, StoreClosedError
+from gdsstore.layout import PageLayout
+from gdsstore.memory.arena import Arena
+from gdsstore.moving import Moving, make_arena
+from gdsstore.namespace import Namespace
+from gdsstore.observe.counters import Counters
+from gdsstore.opening import close_parts, open_parts
+from gdsstore.sequence import Sequencer
+from gdsstore.upkeep import Upkeep
+from gdsstore.volume.placement import Placement
+
+log = logging.getLogger("gdsstore.store")
+
+T = TypeVar("T")
+CLOSE_TIMEOUT_S = 30.0
+AFTER_FORK = "open stores behind the fork, or start the process with spawn"
+
+_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_inherited: list[Path] = []  # directories of stores that were open when this process was forked
+_open_lock = threading.Lock()
+
+
+def open(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    capacity: int | str | None = None,
+    config: Config | None = None,
+    engine: Engine | str | None = None,
+    **settings: Any,
+) -> Store:
+    """Open the store in a directory, and make it if there is none.
+
+    `paths`: one directory, or one a volume (a filesystem on a drive of its own); the first holds the catalog. `capacity`: how
+    many bytes of disk it may use ("500GiB"). `config`, or single `settings` by name: see docs/settings.md; environment and
+    config file count too. `engine`: the setting, or an engine of your own instead (the store closes it).
+
+    Raises StoreError and its kinds (StoreBusyError, StoreVersionError, StoreDamagedError), VolumeError, ConfigError.
+    """
+    own = engine if isinstance(engine, Engine) else None
+    if engine is not None and own is None:
+        settings["engine"] = engine
+    if config is not None and (settings or capacity is not None):
+        raise ConfigError("give either a config or single settings, not both")
+    return Store(paths, config or Config.load(capacity=capacity, **settings), own)
+
+
+class Store:
+    """An open store. Thread-safe. Use as a context manager, or call `close`.
+
+    Several processes may have one store open at the same time. In a forked child an open store is dead, and cannot be opened
+    again: fork before opening, or start the process with `spawn`.
+    """
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        config: Config,
+        engine: Engine | None = None,
+    ) -> None:
+        found = as_paths(paths)
+        self.config = config
+        self.counters = Counters()
+        self.directory = StoreDirectory(found[0])
+        self._closed = self._forked = False
+        self._writing = False
+        self._active = 0
+        self._idle = threading.Condition()
+        self._executor: ThreadPoolExecutor | None = None
+        self._moving: Moving | None = None
+        self._moving_lock = threading.Lock()
+        self._engine = engine
+        with contextlib.ExitStack() as undo:
+            self.directory.prepare()
+            self.locks = Locks(self.directory.root)
+            undo.callback(self.locks.close)
+            _claim_in_process(self)
+            undo.callback(_open_stores.discard, self)
+            with self.locks.opening():
+                opened = open_parts(self.directory, self.locks, found, config)
+            self.opened = opened
+            self.uuid, self.segment_bytes = opened.info.uuid, opened.info.segment_bytes
+            self.volumes, self.catalog, self.capacity_bytes = (
+                opened.volumes,
+                opened.catalog,
+                opened.capacity_bytes,
+            )
+            undo.callback(close_parts, self.directory, self.locks, self.catalog)
+            self.sequencer = Sequencer(max(self.directory.cleared().values(), default=0))
+            self.heat = Heat(self.directory.heat, self.segment_bytes)
+            undo.callback(self.heat.close)
+            self.reclaimer = Reclaimer(
+                self.catalog, self.volumes, self.heat, self.segment_bytes, self.capacity_bytes, config.grace_s
+            )
+            self.placement = Placement(self.volumes)
+            self.pool = SegmentPool(
+                self.catalog,
+                self.volumes,
+                self.heat,
+                self.placement,
+                self.reclaimer,
+                self.uuid,
+                self.segment_bytes,
+                self._room_taken,
+            )
+            if config.engine is not EngineName.AUTO and engine is None:
+                self.moving()  # asked for by name: whether it works is said now
+            self.upkeep = Upkeep(self)
+            self.upkeep.start()
+            undo.pop_all()
+
+    def moving(self) -> Moving:
+        """The parts that move bytes; made by the first call. Raises EngineError, MissingExtraError, VolumeError."""
+        with self._moving_lock:
+            if self._moving is None:
+                config = self.config
+                engine = self._engine or make_engine(
+                    config.engine,
+                    posix_threads=config.posix_threads,
+                    in_flight_ranges=config.in_flight_ranges,
+                )
+                self._moving = Moving(
+                    engine,
+                    config,
+                    self.volumes,
+                    self.segment_bytes,
+                    self.uuid,
+                    self.catalog,
+                    self.pool,
+                    self.heat,
+                    self.sequencer,
+                    self.counters,
+                )
+            return self._moving
+
+    def _room_taken(self) -> None:
+        self._writing = True
+        self.upkeep.nudge()
+
+    def sweep(self) -> None:
+        """Let go of what belonged to I/O that was stuck and has ended."""
+        moving = self._moving
+        if moving is not None:
+            moving.mover.sweep()
+
+    # --- the public calls ---
+
+    def namespace(
+        self,
+        namespace: Namespace | None = None,
+        /,
+        *,
+        model: str = "",
+        layout: PageLayout | None = None,
+        **facts: Any,
+    ) -> BoundNamespace:
+        """The pages that are interchangeable under this identity: a Namespace, or the arguments of one.
+
+        Raises ArgumentError where facts are missing or contradict each other, or a page is too large for this store.
+        """
+        with self.using():
+            if namespace is None:
+                namespace = Namespace(model=model, layout=layout, **facts)  # type: ignore[arg-type]
+            bound = BoundNamespace(self, namespace)
+            if namespace.layout.record_bytes > self.config.staging_bytes:
+                raise ConfigError(
+                    "a page does not fit into the staging arena; raise staging_bytes",
+                    page_bytes=namespace.layout.page_bytes,
+                    staging_bytes=self.config.staging_bytes,
+                )
+            self.directory.describe_namespace(namespace)
+            return bound
+
+    def arena(self, size_bytes: int) -> Arena:
+        """Memory that moves fast: huge pages, aligned, on the right NUMA node, pinned where CUDA is. Close it yourself."""
+        return make_arena(self.config, size_bytes, self.volumes[0])
+
+    def sync(self) -> None:
+        """Make all pages durable that this process saved. Raises VolumeError where a drive refuses."""
+        with self.using():
+            self.pool.sync()
+
+    def preallocate(
+        self, size_bytes: int | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> int:
+        """Make segments ahead of their use, up to `size_bytes` or the capacity; returns how many segments there are.
+
+        `progress` is called with (segments there, segments wanted).
+        """
+        with self.using():
+            wanted = self.reclaimer.max_segments()
+            if size_bytes is not None:
+                wanted = min(wanted, -(-size_bytes // self.segment_bytes))
+            have = len(self._segments())
+            while have < wanted and self.pool.grow(self.placement.roomiest()) is not None:
+                have += 1
+                if progress is not None:
+                    progress(have, wanted)
+            return have
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this process and the state of the store, as plain values; see docs/api.md for the names."""
+        with self.using():
+            rows = self._segments()
+            states = {state.name.lower(): sum(row.state is state for row in rows) for state in SegmentState}
+            return {
+                **self.counters.snapshot(),
+                "capacity_bytes": self.capacity_bytes,
+                "physical_bytes": len(rows) * self.segment_bytes
+                + self.heat.used_bytes
+                + self.catalog.physical_bytes,
+                "segment_bytes": self.segment_bytes,
+                "segments": states,
+                "segments_reclaimed": self.reclaimer.counts.segments,
+                "pages_reclaimed": self.reclaimer.counts.pages,
+                "catalog": self.catalog.stats(),
+                "engine": self._moving.engine.name if self._moving else None,
+                "maintainer": self.upkeep.is_maintainer,
+            }
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Finish what is under way, at most `timeout_s`, make it durable and let go of everything. Idempotent."""
+        with _open_lock:
+            if self._closed or self._forked:
+                return
+            self._closed = True
+        with self._idle:
+            if not self._idle.wait_for(lambda: self._active == 0, timeout_s):
+                log.error(
+                    "the store is closed under %d calls that did not end in %g s", self._active, timeout_s
+                )
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+        self.upkeep.stop(timeout_s)
+        with contextlib.ExitStack() as steps:  # runs them all, last first, whatever one raises
+            steps.callback(_open_stores.discard, self)
+            steps.callback(self.locks.close)
+            steps.callback(close_parts, self.directory, self.locks, self.catalog)
+            steps.callback(self.heat.close)
+            steps.callback(self.pool.close)
+            if self._moving is not None:
+                steps.callback(self._moving.close, timeout_s)
+            elif self._engine is not None:
+                steps.callback(self._engine.close, timeout_s)
+            if self.config.durability is not Durability.NONE:
+                steps.callback(self.pool.sync)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- for the parts of the library ---
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[Store]:
+        """Keep the store open for the length of a `with`. Raises StoreClosedError."""
+        with self._idle:
+            if self._forked:
+                raise StoreClosedError(f"this store was opened before a fork; {AFTER_FORK}")
+            if self._closed:
+                raise StoreClosedError("the store is closed", path=str(self.directory.root))
+            self._active += 1
+        try:
+            yield self
+        finally:
+            with self._idle:
+                self._active -= 1
+                self._idle.notify_all()
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Run a call in one of the store's workers."""
+        with self.using(), self._idle:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(self.config.workers, "gdsstore-worker")
+            return self._executor.submit(work)
+
+    @property
+    def writing(self) -> bool:
+        """Whether this store saved anything: only then is room made ahead of need."""
+        return self._writing
+
+    def report_damage(self, segment: npt.NDArray[np.uint32], slot: npt.NDArray[np.uint32]) -> None:
+        """Log and count damaged pages, naming their files."""
+        self.counters.add("damaged_pages", len(segment))
+        for segment_id in np.unique(segment).tolist():
+            slots = slot[segment == segment_id].tolist()
+            name = f"{segment_id:08d}.seg"
+            log.error("segment %s: %d damaged pages, dropped; slots %s", name, len(slots), slots[:16])
+
+    def drop_lost_segments(self, segment_ids: Sequence[int]) -> None:
+        """After failed reads: forget the pages of segments whose files are gone or cut short."""
+        for segment_id in segment_ids:
+            with self.catalog.read() as txn:
+                row = self.catalog.segment(txn, segment_id)
+            if row is None or row.state is SegmentState.LOST:
+                continue
+            path = self.volumes[row.volume].segment_path(segment_id)
+            with contextlib.suppress(OSError):
+                if os.lstat(path).st_size >= self.segment_bytes:
+                    continue
+            log.error("%s is missing or cut short; its pages are dropped", path)
+            give_up(self.catalog, self.volumes[row.volume], row)
+
+    def _segments(self) -> list[Any]:
+        with self.catalog.read() as txn:
+            return self.catalog.segments(txn)
+
+    def after_fork_in_child(self) -> None:
+        """Give up the copies of the locks, or they would outlive the parent; touch nothing else."""
+        self._forked = True
+        self._idle = threading.Condition()  # another thread may have held the old one, for ever now
+        pool: SegmentPool | None = getattr(
+            self, "pool", None
+        )  # none yet where another thread was opening the store
+        for fd in [*self.locks.fds, *(pool.lock_fds if pool else ())]:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def _claim_in_process(store: Store) -> None:
+    """LMDB must not be opened twice in a process, so a store cannot be either."""
+    with _open_lock:
+        for other in _open_stores:
+            if _same(other.directory.root, store.directory.root):
+                raise StoreBusyError(
+                    "this process has the store open already; share that Store object between threads",
+                    path=str(store.directory.root),
+                )
+        if any(_same(root, store.directory.root) for root in _inherited):
+            # The child cannot close its copy either: that waits for ever where the parent was writing.
+            message = (
+                f"this process was forked while the store was open, and LMDB opens it only once; {AFTER_FORK}"
+            )
+            raise StoreBusyError(message, path=str(store.directory.root))
+        _open_stores.add(store)
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except FileNotFoundError:  # an open store's directory was removed
+        return False
+
+
+def _after_fork_in_child() -> None:
+    global _open_lock
+    _open_lock = threading.Lock()
+    for store in list(_open_stores):
+        store.after_fork_in_child()
+        _inherited.append(store.directory.root)
+    _open_stores.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

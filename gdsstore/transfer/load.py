@@ -1,0 +1,134 @@
+"""Loading pages: look up, read in chunks, verify, and say for each page what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gdsstore.catalog.records import Locations
+from gdsstore.checksum.definition import finish, seeds
+from gdsstore.engines.base import Op, Transfer
+from gdsstore.errors import DeadlineError, EngineError
+from gdsstore.memory.views import PageMemory
+from gdsstore.transfer.mover import Flight, Mover, Placed
+from gdsstore.transfer.plan import LOAD_CHUNKS, chunks
+from gdsstore.transfer.results import LoadResult, PageStatus, Statuses
+from gdsstore.waiting import Deadline
+
+
+@dataclass(frozen=True, slots=True)
+class LoadJob:
+    """The pages of one call that the catalog knows; arrays of shape (n,). `at`: their positions in the call."""
+
+    at: npt.NDArray[np.intp]
+    keys: npt.NDArray[np.uint8]
+    namespace_digest: bytes
+    memory: PageMemory
+    where: Locations
+    placed: Placed
+    record_bytes: int
+
+
+StillThere = Callable[[npt.NDArray[np.intp]], npt.NDArray[np.bool_]]
+"""For positions in the job: whether the catalog still says the same of these pages."""
+
+
+def load(
+    mover: Mover,
+    job: LoadJob,
+    status: Statuses,
+    chunk_bytes: int,
+    verify: bool,
+    still_there: StillThere,
+    deadline: Deadline,
+) -> LoadResult:
+    """Read the job's pages into their memory. `status` (one a key of the call) is filled in and returned."""
+    flights: list[tuple[npt.NDArray[np.intp], Flight]] = []
+    unfinished: list[Transfer] = []
+
+    def finish_one() -> None:
+        pages, flight = flights.pop(mover.first_done([flight for _, flight in flights], deadline))
+        try:
+            status[job.at[pages]] = _finish(mover, job, pages, flight, verify, still_there, deadline)
+        finally:
+            unfinished.extend(mover.drop(flight))
+
+    try:
+        for part in chunks(np.full(len(job.at), job.record_bytes, np.int64), chunk_bytes):
+            pages = np.arange(part.start, part.stop)
+            while True:
+                flight = _start(mover, job, pages, status, deadline, wait=not flights)
+                if flight is not None or not flights:
+                    break
+                finish_one()
+            if flight is not None:
+                flights.append((pages, flight))
+            if sum(len(each) for each, _ in flights) * job.record_bytes >= LOAD_CHUNKS * chunk_bytes:
+                finish_one()
+        while flights:
+            finish_one()
+    finally:
+        for _, flight in flights:  # only after an unexpected error
+            unfinished.extend(mover.drop(flight))
+    return LoadResult(status, unfinished)
+
+
+def _start(
+    mover: Mover,
+    job: LoadJob,
+    pages: npt.NDArray[np.intp],
+    status: Statuses,
+    deadline: Deadline,
+    *,
+    wait: bool,
+) -> Flight | None:
+    if deadline.passed:
+        status[job.at[pages]] = PageStatus.MISS_DEADLINE
+        return None
+    try:
+        return mover.start(
+            Op.READ, job.memory.take(pages), job.placed.take(pages), job.record_bytes, deadline, wait=wait
+        )
+    except DeadlineError:
+        status[job.at[pages]] = PageStatus.MISS_DEADLINE
+    except EngineError:
+        status[job.at[pages]] = PageStatus.MISS_IO
+    return None
+
+
+def _finish(
+    mover: Mover,
+    job: LoadJob,
+    pages: npt.NDArray[np.intp],
+    flight: Flight,
+    verify: bool,
+    still_there: StillThere,
+    deadline: Deadline,
+) -> Statuses:
+    status = mover.wait(flight, deadline)
+    read = np.flatnonzero(status == PageStatus.PENDING)
+    if verify:
+        mine = pages[read]
+        want = job.where.checksum[mine]
+        seed = seeds(
+            job.keys[mine],
+            job.namespace_digest,
+            job.where.generation[mine],
+            job.where.payload_bytes[mine].astype(np.int64),
+        )
+        right = finish(mover.raw_checksums(flight, read), seed) == want
+        wrong = read[~right]
+        if len(wrong):
+            # Reclaimed while we read it, or damaged? Only the catalog can tell.
+            there = still_there(pages[wrong])
+            status[wrong] = np.where(there, PageStatus.MISS_CHECKSUM, PageStatus.MISS_RECLAIMED)
+    else:
+        right = still_there(pages[read])  # nothing but the generation guards against a reclaimed slot now
+        status[read[~right]] = PageStatus.MISS_RECLAIMED
+    good = read[right]
+    mover.scatter(flight, good)
+    status[good] = PageStatus.LOADED
+    return status

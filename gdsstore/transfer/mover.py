@@ -1,0 +1,274 @@
+"""Moving the pages of one chunk: memory <-> slots through the engine, in place or through the staging arena.
+
+Knows addresses, offsets and checksums; nothing of the catalog. `load.py` and `save.py` drive it chunk by chunk, so that the
+checksums of one chunk are computed while the drive works on the next.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gdsstore.checksum.host import raw_sums
+from gdsstore.engines.base import Engine, Op, Transfer
+from gdsstore.errors import DeadlineError, EngineError
+from gdsstore.layout import ALIGNMENT
+from gdsstore.memory.arena import Arena, Lease
+from gdsstore.memory.copying import copy_ranges, zero_ranges
+from gdsstore.memory.views import PageMemory
+from gdsstore.observe.counters import Counters
+from gdsstore.transfer.plan import ChunkPlan, plan_chunk
+from gdsstore.transfer.results import PageStatus, Statuses
+from gdsstore.volume.files import SegmentFiles
+from gdsstore.waiting import Deadline, pause
+
+log = logging.getLogger("gdsstore.transfer")
+
+BLOCK = ALIGNMENT
+POLL_S = 0.0005  # a chunk of 16 MiB takes several milliseconds
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+U64 = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where n pages lie on the drives; arrays of shape (n,)."""
+
+    segment: npt.NDArray[np.uint32]
+    volume: npt.NDArray[np.int64]
+    file_offset: npt.NDArray[np.int64]
+
+    def take(self, index: npt.NDArray[np.intp] | slice) -> Placed:
+        return Placed(self.segment[index], self.volume[index], self.file_offset[index])
+
+
+@dataclass(slots=True)
+class Flight:
+    """A chunk under way. `address` and `length` are what the drive sees: in place, or in the staging lease."""
+
+    op: Op
+    memory: PageMemory
+    staged: npt.NDArray[np.intp]  # pages that go through the lease
+    address: U64
+    length: npt.NDArray[np.int64]
+    fd: npt.NDArray[np.int32]
+    file_offset: npt.NDArray[np.int64]
+    status: Statuses
+    plan: ChunkPlan
+    transfers: list[Transfer]
+    lease: Lease | None
+    unpin: Callable[[], None]
+
+
+class Mover:
+    """Starts and finishes chunks. Thread-safe; a flight belongs to the thread that started it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        files: SegmentFiles,
+        arena: Callable[[], Arena],
+        memory_alignment: int,
+        zero_copy: bool,
+        counters: Counters,
+    ) -> None:
+        self._engine, self._files, self._arena = engine, files, arena
+        self._alignment, self._zero_copy = memory_alignment, zero_copy
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._stuck: list[tuple[Transfer, Callable[[], None]]] = []
+
+    def start(
+        self, op: Op, memory: PageMemory, placed: Placed, record_bytes: int, deadline: Deadline, *, wait: bool
+    ) -> Flight | None:
+        """Submit a chunk. None where the staging arena is full and `wait` is false: finish an earlier chunk first.
+
+        `record_bytes`: what a page takes on the drive. Raises DeadlineError where the arena stayed full.
+        """
+        n = len(memory)
+        direct = memory.direct(self._alignment) & (memory.page_bytes == record_bytes)
+        staged = np.flatnonzero(~direct) if self._zero_copy else np.arange(n)
+        lease = None
+        if len(staged):
+            try:
+                lease = self._arena().lease(len(staged) * record_bytes, deadline.left_s if wait else 0.0)
+            except DeadlineError:
+                if wait:
+                    raise
+                return None
+        address, length = memory.address, memory.length
+        if lease is not None:
+            address, length = address.copy(), length.copy()
+            address[staged, 0] = np.uint64(lease.address) + np.arange(
+                len(staged), dtype=np.uint64
+            ) * np.uint64(record_bytes)
+            length[staged] = 0
+            length[staged, 0] = record_bytes
+        segments, first, inverse = np.unique(placed.segment, return_index=True, return_inverse=True)
+        try:
+            pinned = self._files.pin(segments, placed.volume[first])
+        except BaseException:
+            if lease is not None:
+                lease.release()
+            raise
+        fd = pinned[inverse]
+        status = np.zeros(n, np.uint8)
+        flight = Flight(
+            op,
+            memory,
+            staged,
+            address,
+            length,
+            fd,
+            placed.file_offset,
+            status,
+            plan_chunk(fd[:0], placed.file_offset[:0], address[:0], length[:0]),
+            [],
+            lease,
+            lambda: self._files.unpin(segments, pinned),
+        )
+        try:
+            if op is Op.WRITE and lease is not None:
+                self._gather(flight, record_bytes)
+            status[fd < 0] = PageStatus.MISS_SEGMENT if op is Op.READ else PageStatus.FAILED_IO
+            self._submit(flight, np.flatnonzero(fd >= 0), merge=True)
+        except BaseException:
+            self.drop(flight)
+            raise
+        return flight
+
+    def _submit(self, flight: Flight, pages: npt.NDArray[np.intp], *, merge: bool) -> None:
+        plan = plan_chunk(
+            flight.fd[pages],
+            flight.file_offset[pages],
+            flight.address[pages],
+            flight.length[pages],
+            merge=merge,
+        )
+        # Page numbers of the plan are positions in `pages`; the flight's are positions in the chunk.
+        flight.plan = ChunkPlan(
+            plan.ranges, pages[plan.page], plan.request, plan.within, plan.length, len(flight.memory)
+        )
+        if len(plan.ranges):
+            flight.transfers.append(self._engine.submit(flight.op, plan.ranges))
+
+    def first_done(self, flights: Sequence[Flight], deadline: Deadline) -> int:
+        """Which of several chunks to finish next: one that has ended, or the oldest once the deadline has passed.
+
+        Not simply the oldest: a drive's elevator may serve it last, and meanwhile the drive would run dry.
+        """
+        while True:
+            for number, flight in enumerate(flights):
+                if not flight.transfers or flight.transfers[-1].done:
+                    return number
+            if deadline.passed:
+                return 0
+            pause(min(POLL_S, deadline.left_s))
+
+    def wait(self, flight: Flight, deadline: Deadline) -> Statuses:
+        """Wait for a chunk. Pages that moved whole stay PENDING; the others get their status. Failed ones are tried again
+        once, one request a page: an error then hits only the page that it belongs to."""
+        for attempt in range(2):
+            pages = np.unique(flight.plan.page)
+            if len(pages) == 0:
+                break
+            results = flight.transfers[-1].wait(deadline.left_s)
+            whole, errors = flight.plan.moved(results), flight.plan.errors(results)
+            failed = pages[~whole[pages]]
+            self._counters.moved(flight.op, self._engine.name, int(results.moved.sum()), len(results.moved))
+            timed_out = errors[failed] == errno.ETIMEDOUT
+            reading = flight.op is Op.READ
+            flight.status[failed] = PageStatus.MISS_IO if reading else PageStatus.FAILED_IO
+            flight.status[failed[timed_out]] = (
+                PageStatus.MISS_DEADLINE if reading else PageStatus.FAILED_DEADLINE
+            )
+            if not reading:
+                flight.status[failed[np.isin(errors[failed], NO_SPACE)]] = PageStatus.FAILED_NO_SPACE
+            if len(failed) == 0 or attempt == 1 or deadline.passed or not flight.transfers[-1].done:
+                break
+            self._counters.add("io_retries", len(failed))
+            try:
+                self._submit(flight, failed, merge=False)
+            except EngineError as error:
+                log.error("%d pages could not be tried again: %s", len(failed), error)
+                break
+            flight.status[failed] = PageStatus.PENDING
+        return flight.status
+
+    def raw_checksums(self, flight: Flight, pages: npt.NDArray[np.intp]) -> U64:
+        """Raw checksums of some of the chunk's pages, from the memory that the drive saw. Shape (len(pages),)."""
+        address, length = flight.address[pages], flight.length[pages]
+        first_block = (np.cumsum(length, axis=1) - length) // BLOCK
+        sums = raw_sums(
+            np.ascontiguousarray(address.ravel()),
+            np.ascontiguousarray(length.ravel()),
+            np.ascontiguousarray(first_block.ravel()),
+        )
+        return np.asarray(sums.reshape(address.shape).sum(axis=1, dtype=np.uint64), np.uint64)
+
+    def scatter(self, flight: Flight, pages: npt.NDArray[np.intp]) -> None:
+        """Copy those of `pages` that were staged into the caller's memory."""
+        if flight.lease is None:
+            return
+        positions = np.flatnonzero(np.isin(flight.staged, pages))
+        self._copy(flight, positions, to_lease=False)
+
+    def _gather(self, flight: Flight, record_bytes: int) -> None:
+        """Copy the staged pages into the lease, and zero what pads them to whole blocks."""
+        self._copy(flight, np.arange(len(flight.staged)), to_lease=True)
+        used = flight.memory.page_bytes[flight.staged]
+        padded = np.flatnonzero(used < record_bytes)
+        if len(padded):
+            start = flight.address[flight.staged[padded], 0] + used[padded].astype(np.uint64)
+            zero_ranges(start, record_bytes - used[padded])
+
+    def _copy(self, flight: Flight, positions: npt.NDArray[np.intp], *, to_lease: bool) -> None:
+        pages = flight.staged[positions]
+        length = flight.memory.length[pages]
+        inside = flight.address[pages, :1] + (np.cumsum(length, axis=1) - length).astype(np.uint64)
+        outside = flight.memory.address[pages]
+        source, destination = (outside, inside) if to_lease else (inside, outside)
+        copy_ranges(
+            np.ascontiguousarray(source.ravel()),
+            np.ascontiguousarray(destination.ravel()),
+            np.ascontiguousarray(length.ravel()),
+        )
+
+    def drop(self, flight: Flight, after: Callable[[], None] = lambda: None) -> list[Transfer]:
+        """End a flight: give its staging and descriptors back, or keep them until the engine has let go of them.
+
+        `after` is called when that is so, now or in a later `sweep`. Returns the transfers that are not done.
+        """
+
+        def let_go() -> None:
+            flight.unpin()
+            after()
+
+        unfinished = [transfer for transfer in flight.transfers if not transfer.done]
+        if not unfinished:
+            if flight.lease is not None:
+                flight.lease.release()
+            let_go()
+            return []
+        if flight.lease is not None:
+            flight.lease.quarantine(lambda: all(transfer.done for transfer in unfinished))
+        self._counters.add("stuck_transfers", len(unfinished))
+        with self._lock:
+            self._stuck.append((unfinished[-1], let_go))
+        return unfinished
+
+    def sweep(self) -> int:
+        """Let go of what belonged to stuck transfers that have ended. Returns how many are still stuck."""
+        with self._lock:
+            ended = [entry for entry in self._stuck if entry[0].done]
+            self._stuck = [entry for entry in self._stuck if entry not in ended]
+            left = len(self._stuck)
+        for _, let_go in ended:
+            let_go()
+        return left

@@ -1,0 +1,87 @@
+"""What a store does in the background: syncs, lets go of stuck I/O and, if this process is the maintainer, keeps room ready."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from gdsstore.config import Durability
+from gdsstore.errors import GdsStoreError
+
+if TYPE_CHECKING:
+    from gdsstore.store import Store
+
+log = logging.getLogger("gdsstore.store")
+
+REAP_EVERY_S = 30.0
+MAX_UNSYNCED_SEGMENTS = 64  # each keeps a file open
+
+
+class Upkeep:
+    """One daemon thread a store, started by its first use for writing or reading."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gdsstore-upkeep", daemon=True)
+        self._maintainer = False
+        self._next_sync = time.monotonic() + store.config.sync_interval_s
+        self._next_reap = 0.0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def nudge(self) -> None:
+        """Take the next turn now. Only sets a flag: safe to call with any lock held."""
+        self._wake.set()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ask the thread to end; whether it did in time."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def is_maintainer(self) -> bool:
+        return self._maintainer
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.wait(self._store.config.maintain_interval_s)
+            self._wake.clear()
+            if self._stop.is_set():
+                return
+            try:
+                self.turn()
+            except GdsStoreError as error:
+                log.error("upkeep: %s", error)  # the next turn tries again
+            except OSError as error:
+                log.error("upkeep: %s", error)
+
+    def turn(self) -> None:
+        """One round of everything that is due."""
+        store = self._store
+        store.sweep()
+        now = time.monotonic()
+        due = store.config.durability is Durability.INTERVAL and now >= self._next_sync
+        if due or store.pool.unsynced_segments > MAX_UNSYNCED_SEGMENTS:
+            self._next_sync = now + store.config.sync_interval_s
+            store.pool.sync()
+        if not store.config.maintain:
+            return
+        self._maintainer = self._maintainer or store.locks.try_maintainer()
+        if not self._maintainer:
+            return
+        if now >= self._next_reap:
+            self._next_reap = now + REAP_EVERY_S
+            store.catalog.reap_dead_readers()
+        if store.reclaimer.shrink() or not store.writing:
+            return
+        if store.reclaimer.short_of_room(store.config.free_segments):
+            volume = store.placement.roomiest()
+            if store.pool.grow(volume) is None:
+                store.reclaimer.reclaim_one()

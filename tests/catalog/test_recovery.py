@@ -1,0 +1,180 @@
+"""A catalog that is rebuilt from the record tables says what the lost one said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gdsstore import BoundNamespace, Store
+from gdsstore.catalog.index import Catalog
+from gdsstore.catalog.keys import index_keys
+from gdsstore.catalog.records import Locations, SegmentState
+from gdsstore.catalog.recovery import scan_segment
+from gdsstore.volume.format import ENTRY, Geometry, Superblock, entry_salt, seal_entries
+from gdsstore.volume.volume import Volume, write_entries
+from tests.store.helpers import check, forget_catalog, make_keys, memory_directory, opaque, save, small_store
+
+KEYS = make_keys(400)
+SIZES = {"a": 8192, "b": 8192, "c": 20_000}
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with memory_directory() as directory:
+        yield directory / "s"
+
+
+def bounds(store: Store) -> dict[str, BoundNamespace]:
+    return {pool: opaque(store, nbytes, pool=pool) for pool, nbytes in SIZES.items()}
+
+
+def save_again(
+    store: Store, bound: BoundNamespace, keys: np.ndarray, nbytes: int, patch: pytest.MonkeyPatch
+) -> None:
+    """Save pages that are there already, as a second process does that looked before the first one was done."""
+    with patch.context() as context:
+        context.setattr(Catalog, "resolve", lambda self, index, tag: Locations.none(len(index)))
+        assert save(bound, keys, nbytes).all_ok
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_history_is_recovered(path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves, second copies, deletes, clears, segments given up, restarts."""
+    rng = np.random.default_rng(seed)
+    truth: dict[str, set[int]] = {pool: set() for pool in SIZES}
+    store = small_store(path)
+    for _ in range(25):
+        pool = str(rng.choice(list(SIZES)))
+        bound, nbytes = bounds(store)[pool], SIZES[pool]
+        start, count = int(rng.integers(0, 350)), int(rng.integers(1, 50))
+        some = (
+            np.arange(start, start + count) if rng.random() < 0.7 else rng.choice(400, count, replace=False)
+        )
+        match rng.choice(["save", "save", "save", "again", "delete", "clear", "restart", "rebuild"]):
+            case "save":
+                assert save(bound, KEYS[some], nbytes).all_ok
+                truth[pool] |= set(some.tolist())
+            case "again":
+                save_again(store, bound, KEYS[some], nbytes, monkeypatch)
+                truth[pool] |= set(some.tolist())
+            case "delete":
+                assert bound.delete(KEYS[some]).tolist() == [page in truth[pool] for page in some.tolist()]
+                truth[pool] -= set(some.tolist())
+            case "clear" if rng.random() < 0.3:
+                assert bound.clear() == len(truth[pool])
+                truth[pool].clear()
+            case "restart" | "rebuild" as how:
+                store.close()
+                if how == "rebuild":
+                    forget_catalog(path)
+                store = small_store(path)
+        for name, bound in bounds(store).items():
+            assert np.flatnonzero(bound.contains(KEYS)).tolist() == sorted(truth[name])
+    before = {pool: store.catalog.resolve(*_names(bound)) for pool, bound in bounds(store).items()}
+    store.close()
+    forget_catalog(path)
+    with small_store(path) as store:
+        assert store.opened.recovered is not None
+        assert store.opened.recovered.pages == sum(map(len, truth.values())) == store.catalog.stats()["pages"]
+        for pool, bound in bounds(store).items():
+            assert np.flatnonzero(bound.contains(KEYS)).tolist() == sorted(truth[pool])
+            assert check(bound, KEYS, SIZES[pool]).ok.sum() == len(truth[pool])
+            now = store.catalog.resolve(*_names(bound))
+            found = now.found
+            for name in ("segment", "slot", "generation", "checksum", "payload_bytes"):
+                assert np.array_equal(getattr(now, name)[found], getattr(before[pool], name)[found]), name
+
+
+def _names(bound: BoundNamespace) -> tuple[np.ndarray, np.ndarray]:
+    return index_keys(KEYS, bound.digest)
+
+
+def test_a_deleted_page_does_not_come_back_through_an_older_copy(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_store(path) as store:
+        bound = opaque(store)
+        assert save(bound, KEYS).all_ok
+        save_again(store, bound, KEYS[100:110], 8192, monkeypatch)
+        assert bound.delete(KEYS[95:115]).all()
+        assert not bound.contains(KEYS[95:115]).any()
+    forget_catalog(path)
+    with small_store(path) as store:
+        assert np.flatnonzero(~opaque(store).contains(KEYS)).tolist() == list(range(95, 115))
+
+
+def test_after_reclaims_a_rebuild_finds_at_least_what_was_there_and_nothing_wrong(path: Path) -> None:
+    with small_store(path, capacity="16MiB") as store:
+        for turn in range(12):
+            assert save(opaque(store), make_keys(200, turn)).all_ok
+        assert store.stats()["pages_reclaimed"] > 0
+        there = [opaque(store).contains(make_keys(200, turn)) for turn in range(12)]
+    forget_catalog(path)
+    with small_store(path, capacity="16MiB") as store:
+        for turn in range(12):
+            found = check(opaque(store), make_keys(200, turn)).ok
+            assert not (there[turn] & ~found).any()
+
+
+def test_a_segment_goes_on_being_filled_where_it_was_left(path: Path) -> None:
+    with small_store(path) as store:
+        assert save(opaque(store), KEYS[:50]).all_ok
+    for turn in range(3):
+        forget_catalog(path)
+        with small_store(path) as store:
+            assert save(opaque(store), KEYS[50 + 10 * turn : 60 + 10 * turn]).all_ok
+            assert store.stats()["segments"]["open"] == len(list((path / "segments").iterdir())) == 1
+    with small_store(path) as store:
+        assert check(opaque(store), KEYS[:80]).all_ok
+
+
+def test_segment_ids_go_on_behind_the_largest_that_is_there(path: Path) -> None:
+    with small_store(path) as store:
+        assert save(opaque(store), KEYS).all_ok
+        names = {file.name for file in (path / "segments").iterdir()}
+    forget_catalog(path)
+    with small_store(path) as store:
+        assert save(opaque(store), make_keys(400, "more")).all_ok
+        assert check(opaque(store), KEYS).all_ok
+    new = {file.name for file in (path / "segments").iterdir()} - names
+    assert new
+    assert min(new) > max(names)
+
+
+BAD_ENTRIES = {
+    "another generation": {"generation": 8},
+    "another segment": {"segment_id": 4},
+    "another slot": {"slot": 2},
+    "more bytes than a slot has": {"payload_bytes": 8193},
+    "flags of the future only": {"flags": 4},
+}
+
+
+@pytest.mark.parametrize("what", BAD_ENTRIES)
+def test_intact_entries_that_do_not_belong_where_they_lie_are_not_believed(tmp_path: Path, what: str) -> None:
+    volume = Volume(0, tmp_path / "v")
+    volume.prepare()
+    uuid, geometry = b"u" * 16, Geometry.of(1 << 20, 8192)
+    volume.create_segment(Superblock(uuid, 3, 7, geometry))
+    entries = np.zeros(2, ENTRY)
+    entries["generation"], entries["segment_id"], entries["slot"], entries["flags"] = 7, 3, [0, 1], 1
+    for name, value in BAD_ENTRIES[what].items():
+        entries[name][1] = value
+    with volume.table(3) as fd:
+        write_entries(fd, 0, seal_entries(entries, entry_salt(uuid)))
+    found = scan_segment(volume, 3, uuid)
+    assert not found.problem
+    assert found.row.state is SegmentState.OPEN
+    if what == "flags of the future only":
+        # It is ours and holds its slot, but is no page that this version knows.
+        assert found.row.filled == 2
+    else:
+        assert found.row.filled == 1
+        assert found.entries is not None
+        assert found.entries["slot"].tolist() == [0]
+    foreign = scan_segment(volume, 3, b"x" * 16)
+    assert foreign.row.state is SegmentState.LOST
+    assert "another store" in foreign.problem
