@@ -74,7 +74,7 @@ class BoundNamespace:
         """Store n pages. The result says for each key SAVED, ALREADY_THERE or FAILED_*.
 
         `pages`: see `gdsstore.Pages`; each must have the layout's `page_bytes`. The memory must stay as it is until the future
-        is done. Pages are visible, all together, when it is; a key that comes twice is saved once.
+        is done. When it is, the pages are visible (some of them earlier); a key that comes twice is saved once.
         Raises ArgumentError at once where keys and pages do not fit; then nothing was done.
         """
         array = as_key_array(keys)

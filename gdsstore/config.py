@@ -127,7 +127,7 @@ class Config:
         4, "Moving bytes", Kind.INTEGER, "Calls that move bytes at the same time.", low=1, high=256
     )
     chunk_bytes: int = setting(
-        16 * MiB,
+        32 * MiB,
         "Moving bytes",
         Kind.SIZE,
         "The I/O of a call is cut into chunks of this size, so that checksums and the drive work at the same time.",

@@ -24,7 +24,7 @@ def test_defaults_are_what_the_settings_promise() -> None:
     config = Config.load(env={})
     assert config == Config()
     assert (config.capacity, config.verify, config.durability) == (None, True, Durability.INTERVAL)
-    assert (config.chunk_bytes, config.in_flight_ranges) == (16 * MiB, 128)
+    assert (config.chunk_bytes, config.in_flight_ranges) == (32 * MiB, 128)
 
 
 def test_a_later_source_wins(tmp_path: Path) -> None:

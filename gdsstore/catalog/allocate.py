@@ -21,7 +21,7 @@ from gdsstore.catalog.lost import give_up, is_lost
 from gdsstore.catalog.reclaim import Reclaimer
 from gdsstore.catalog.records import SegmentRow, SegmentState
 from gdsstore.errors import GdsStoreError, StoreError, VolumeError
-from gdsstore.volume.format import ENTRY_BYTES, SUPERBLOCK_BYTES, TABLE_OFFSET, Geometry, Superblock
+from gdsstore.volume.format import SUPERBLOCK_BYTES, TABLE_OFFSET, Geometry, Superblock
 from gdsstore.volume.placement import Placement
 from gdsstore.volume.volume import Volume, clear_entries
 from gdsstore.waiting import Deadline
@@ -295,9 +295,9 @@ class SegmentPool:
             return OwnedSegment(now, geometry, volume, fd)
         generation = max(now.generation + 1, time.time_ns())
         superblock = Superblock(self._uuid, row.segment_id, generation, geometry)
-        table = bytes(geometry.slot_count * ENTRY_BYTES)
         os.pwrite(fd, superblock.encode(), 0)
-        os.pwrite(fd, table, TABLE_OFFSET)
+        # In whole pages: one written in part would be read first, behind all that the drive has to do.
+        os.pwrite(fd, bytes(geometry.data_offset - TABLE_OFFSET), TABLE_OFFSET)
         self._heat.reset(row.segment_id)
         fresh = SegmentRow(
             row.segment_id,

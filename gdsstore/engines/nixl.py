@@ -33,9 +33,14 @@ log = logging.getLogger("gdsstore.engines")
 Ints = npt.NDArray[np.intp]
 
 PART_RANGES = 64
+# Bytes that the drive is given at a time: half of what there is to do, within these bounds. Some drives (virtio's, of several
+# hypervisors) report nothing before they have done all they were given; with everything given at once, no checksum would be
+# computed before the end, and with a deep queue at the end, all of the last ones after it.
+GIVEN_MIN_BYTES, GIVEN_MAX_BYTES = 4 << 20, 128 << 20
 MAX_RANGE_BYTES = 1 << 30  # io_uring moves less than 2 GiB a request
 BLAME_THREADS = 2
 GLANCE_S = 200e-6
+STUCK_S = 0.5
 TURN_S = 1e-3  # how long a caller waits for its turn at NIXL before it leaves its parts to whoever has it
 
 _left_behind: list[object] = []  # what the kernel had not let go of at close: Python must not free it, ever
@@ -60,6 +65,8 @@ class NixlEngine(Engine):
         self._part_ranges = min(PART_RANGES, in_flight_ranges)
         self._active: tuple[_Part, ...] = ()
         self._queue: deque[_Part] = deque()
+        self._queued_bytes = 0
+        self._counting = threading.Lock()  # for the queue and its bytes
         self._pace = Pace()
         self._looked_at = 0.0
         self._lost = False
@@ -93,7 +100,7 @@ class NixlEngine(Engine):
         else:
             parts = self._cut(transfer, None)
         transfer.expect(len(parts))
-        self._queue.extend(parts)
+        self._put(parts)
         self.advance(TURN_S)
         return transfer
 
@@ -111,15 +118,34 @@ class NixlEngine(Engine):
         try:
             self._looked_at = time.monotonic()
             self._reap()
-            while self._queue:
-                part = self._queue[0]
-                if not part.owner.cancelled and len(part.plan) > self._room:
-                    break
-                self._queue.popleft()
-                if part.owner.claim():
-                    self._start(part)
+            if self._queue:
+                self._start_queued()
         finally:
             self._turn.release()
+
+    def _put(self, parts: list[_Part]) -> None:
+        with self._counting:
+            self._queue.extend(parts)
+            self._queued_bytes += sum(part.nbytes for part in parts)
+
+    def _start_queued(self) -> None:
+        # What takes far too long is not counted: a drive that hangs does not keep the others from working.
+        late = time.monotonic() - STUCK_S
+        given = sum(part.nbytes for part in self._active if part.since > late)
+        while self._queue:
+            part = self._queue[0]
+            limit = GIVEN_MAX_BYTES
+            if part.owner.op is Op.READ:  # nothing is left to do with what was written
+                limit = min(max((self._queued_bytes + given) // 2, GIVEN_MIN_BYTES), limit)
+            fits = len(part.plan) <= self._room and (given == 0 or given + part.nbytes <= limit)
+            if not (fits or part.owner.cancelled):
+                break
+            with self._counting:
+                self._queue.popleft()
+                self._queued_bytes -= part.nbytes
+            if part.owner.claim():
+                given += part.nbytes
+                self._start(part)
 
     def glance(self) -> None:
         """`advance`, unless that was a moment ago: one look serves whoever asks about many transfers in a row."""
@@ -127,6 +153,7 @@ class NixlEngine(Engine):
             self.advance()
 
     def _start(self, part: _Part) -> None:
+        part.since = time.monotonic()
         self._room -= len(part.plan)
         self._active = (*self._active, part)
         self._pace.started(part.nbytes)
@@ -208,12 +235,13 @@ class NixlEngine(Engine):
 class _Part:
     """Some ranges of a plan (`index` says which), as one NIXL transfer or, where `blame`, through the posix engine."""
 
-    __slots__ = ("again", "blame", "index", "nbytes", "owner", "plan", "request")
+    __slots__ = ("again", "blame", "index", "nbytes", "owner", "plan", "request", "since")
 
     def __init__(self, owner: _NixlTransfer, index: Ints | slice, blame: bool) -> None:
         self.owner, self.index, self.blame = owner, index, blame
         self.plan = owner.plan.take(index)
         self.nbytes = self.plan.nbytes
+        self.since = 0.0  # when it was started, on the monotonic clock
         self.request: Request | None = None
         self.again: Transfer | None = None
 

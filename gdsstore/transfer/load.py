@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,9 +15,11 @@ from gdsstore.engines.base import Op, Transfer
 from gdsstore.errors import DeadlineError, EngineError
 from gdsstore.memory.views import PageMemory
 from gdsstore.transfer.mover import Flight, Mover, Placed
-from gdsstore.transfer.plan import LOAD_CHUNKS, chunks
+from gdsstore.transfer.plan import AHEAD_CHUNKS, chunks
 from gdsstore.transfer.results import LoadResult, PageStatus, Statuses
 from gdsstore.waiting import Deadline
+
+log = logging.getLogger("gdsstore.transfer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ def load(
     still_there: StillThere,
     deadline: Deadline,
 ) -> LoadResult:
-    """Read the job's pages into their memory. `status` (one a key of the call) is filled in and returned."""
+    """Read the job's pages into their memory. `status` (one a key of the call) is filled in and returned. Does not raise."""
+    status[job.at] = PageStatus.MISS_IO  # until better is known
     flights: list[tuple[npt.NDArray[np.intp], Flight]] = []
     unfinished: list[Transfer] = []
 
@@ -57,7 +61,7 @@ def load(
             unfinished.extend(mover.drop(flight))
 
     try:
-        for part in chunks(np.full(len(job.at), job.record_bytes, np.int64), chunk_bytes):
+        for part in chunks(np.full(len(job.at), job.record_bytes, np.int64), chunk_bytes, taper=True):
             pages = np.arange(part.start, part.stop)
             while True:
                 flight = _start(mover, job, pages, status, deadline, wait=not flights)
@@ -66,10 +70,12 @@ def load(
                 finish_one()
             if flight is not None:
                 flights.append((pages, flight))
-            if sum(len(each) for each, _ in flights) * job.record_bytes >= LOAD_CHUNKS * chunk_bytes:
+            if sum(len(each) for each, _ in flights) * job.record_bytes >= AHEAD_CHUNKS * chunk_bytes:
                 finish_one()
         while flights:
             finish_one()
+    except Exception:  # an exception could not say which memory the drive still writes to; a result does
+        log.exception("a load failed")
     finally:
         for _, flight in flights:  # only after an unexpected error
             unfinished.extend(mover.drop(flight))
@@ -129,6 +135,10 @@ def _finish(
         right = still_there(pages[read])  # nothing but the generation guards against a reclaimed slot now
         status[read[~right]] = PageStatus.MISS_RECLAIMED
     good = read[right]
+    if deadline.passed and len(flight.staged):  # the caller's memory may be somebody else's by now
+        late = good[np.isin(good, flight.staged)]
+        status[late] = PageStatus.MISS_DEADLINE
+        good = np.setdiff1d(good, late)
     mover.scatter(flight, good)
     status[good] = PageStatus.LOADED
     return status

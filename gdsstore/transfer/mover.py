@@ -137,6 +137,10 @@ class Mover:
             if op is Op.WRITE and lease is not None:
                 self._gather(flight, record_bytes)
             status[fd < 0] = PageStatus.MISS_SEGMENT if op is Op.READ else PageStatus.FAILED_IO
+            if (
+                deadline.passed
+            ):  # opening a file may have taken that long, and the memory may be somebody else's by now
+                raise DeadlineError("no time is left to start moving pages")
             self._submit(flight, np.flatnonzero(fd >= 0), merge=True)
         except BaseException:
             self.drop(flight)
@@ -165,11 +169,15 @@ class Mover:
         """
         while True:
             for number, flight in enumerate(flights):
-                if not flight.transfers or flight.transfers[-1].done:
+                if _has_ended(flight):
                     return number
             if deadline.passed:
                 return 0
             pause(min(POLL_S, deadline.left_s))
+
+    def any_done(self, flights: Sequence[Flight]) -> bool:
+        """Whether one of several chunks has ended."""
+        return any(_has_ended(flight) for flight in flights)
 
     def wait(self, flight: Flight, deadline: Deadline) -> Statuses:
         """Wait for a chunk. Pages that moved whole stay PENDING; the others get their status. Failed ones are tried again
@@ -272,3 +280,7 @@ class Mover:
         for _, let_go in ended:
             let_go()
         return left
+
+
+def _has_ended(flight: Flight) -> bool:
+    return not flight.transfers or flight.transfers[-1].done

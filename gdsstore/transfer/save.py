@@ -20,13 +20,15 @@ from gdsstore.errors import DeadlineError, EngineError, GdsStoreError, from_os_e
 from gdsstore.memory.views import PageMemory
 from gdsstore.sequence import Sequencer
 from gdsstore.transfer.mover import NO_SPACE, Flight, Mover, Placed
-from gdsstore.transfer.plan import SAVE_CHUNKS, chunks
+from gdsstore.transfer.plan import AHEAD_CHUNKS, chunks
 from gdsstore.transfer.results import PageStatus, SaveResult, Statuses
 from gdsstore.volume.format import ENTRY, FLAG_STORED, Entries, seal_entries
 from gdsstore.volume.volume import write_entries
 from gdsstore.waiting import Deadline
 
 log = logging.getLogger("gdsstore.transfer")
+
+EARLY_COMMIT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class _Part:
     generation: npt.NDArray[np.uint64]
     flight: Flight
     raw: npt.NDArray[np.uint64]  # raw checksums
+    trusted: bool  # they were computed in time: later the caller may have put something else into the memory
 
 
 class Saver:
@@ -74,10 +77,11 @@ class Saver:
         self._sequencer = sequencer
 
     def save(self, job: SaveJob, status: Statuses, deadline: Deadline) -> SaveResult:
-        """Write the job's pages. `status` (one a key of the call) is filled in and returned."""
+        """Write the job's pages. `status` (one a key of the call) is filled in and returned. Does not raise."""
         parts: list[_Part] = []
         written: list[tuple[_Part, list[Run]]] = []
         unfinished: list[Transfer] = []
+        committed, enough = 0, EARLY_COMMIT_BYTES // job.record_bytes
 
         def finish_one() -> None:
             part = parts.pop(self._mover.first_done([part.flight for part in parts], deadline))
@@ -88,7 +92,9 @@ class Saver:
                 unfinished.extend(self._drop(part))
 
         try:
-            for cut in chunks(np.full(len(job.at), job.record_bytes, np.int64), self._chunk_bytes):
+            for cut in chunks(
+                np.full(len(job.at), job.record_bytes, np.int64), self._chunk_bytes, taper=False
+            ):
                 pages = np.arange(cut.start, cut.stop)
                 runs, refused = self._reserve(job.record_bytes, len(pages), deadline)
                 room = sum(run.count for run in runs)
@@ -99,15 +105,24 @@ class Saver:
                     parts.append(part)
                 if (
                     sum(len(each.pages) for each in parts) * job.record_bytes
-                    >= SAVE_CHUNKS * self._chunk_bytes
+                    >= AHEAD_CHUNKS * self._chunk_bytes
                 ):
                     finish_one()
                 if room < len(pages):
                     status[job.at[cut.start + room :]] = refused
                     break
             while parts:
+                waiting = written[committed:]
+                early = sum(len(part.pages) for part, _ in waiting) >= enough and not self._sync_commits
+                if early and not self._mover.any_done([part.flight for part in parts]):
+                    self._commit(job, waiting, status)  # the drive is busy, and less is left to do at the end
+                    committed = len(written)
                 finish_one()
-            self._commit(job, written, status)
+            self._commit(job, written[committed:], status)
+        except Exception:  # an exception could not say which memory the drive still reads from; a result does
+            log.exception("a save failed")
+            mine = status[job.at]
+            status[job.at[mine == PageStatus.PENDING]] = PageStatus.FAILED_IO
         finally:
             for part in parts:  # only after an unexpected error
                 unfinished.extend(self._drop(part))
@@ -179,12 +194,14 @@ class Saver:
             return None
         # While the drive writes: nobody may change the memory of a save under way, so it does not matter when we read it.
         raw = self._mover.raw_checksums(flight, np.arange(len(pages)))
-        return _Part(pages, runs, segment, slot, generation, flight, raw)
+        return _Part(pages, runs, segment, slot, generation, flight, raw, trusted=not deadline.passed)
 
     def _finish(self, job: SaveJob, part: _Part, status: Statuses, deadline: Deadline) -> list[Run]:
         """Wait for a chunk's payload and write its table entries; the runs that may be committed."""
         mine = part.pages
         outcome = self._mover.wait(part.flight, deadline)
+        if not part.trusted:
+            outcome[outcome == PageStatus.PENDING] = PageStatus.FAILED_DEADLINE
         good = outcome == PageStatus.PENDING
         payload = job.memory.page_bytes[mine]
         seed = seeds(job.keys[mine], job.namespace_digest, part.generation, payload)
@@ -224,7 +241,7 @@ class Saver:
             self._pool.mark_dirty(run)  # not before: a sync in between would count for what it did not cover
 
     def _commit(self, job: SaveJob, written: Sequence[tuple[_Part, list[Run]]], status: Statuses) -> None:
-        """Make everything visible that was written, in one transaction."""
+        """Make visible what was written, in one transaction."""
         try:
             if self._sync_commits:
                 self._pool.sync()

@@ -84,7 +84,7 @@ class PayloadReader:
             advance(int(offset[part.stop - 1]) + record)
 
         try:
-            for part in chunks(np.full(len(slots), record, np.int64), self._config.chunk_bytes):
+            for part in chunks(np.full(len(slots), record, np.int64), self._config.chunk_bytes, taper=True):
                 nbytes = (part.stop - part.start) * record
                 lease = None
                 while flights and lease is None:  # a drive that hangs may hold on to a part of the memory

@@ -184,7 +184,9 @@ def write_entries(fd: int, first: int, entries: Entries) -> None:
 
 def clear_entries(fd: int, geometry: Geometry, first: int) -> None:
     """Zero the entries of all slots from `first` on, if any is not. Raises OSError."""
-    start, size = TABLE_OFFSET + first * ENTRY_BYTES, (geometry.slot_count - first) * ENTRY_BYTES
+    # Up to the first payload: a page written in part would be read first, behind all that the drive has to do.
+    start = TABLE_OFFSET + first * ENTRY_BYTES
+    size = geometry.data_offset - start
     if os.pread(fd, size, start).strip(b"\0"):
         os.pwrite(fd, bytes(size), start)
 

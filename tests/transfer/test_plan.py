@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdsstore.engines.base import RangeResults
-from gdsstore.transfer.plan import MERGE_BYTES, ChunkPlan, chunks, plan_chunk
+from gdsstore.transfer.plan import LAST_SHARE, MERGE_BYTES, ChunkPlan, chunks, plan_chunk
 
 Pages = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # fd, file offset, address, length
 BLOCK = 4096
@@ -128,12 +128,24 @@ def test_a_short_request_spares_the_pages_before_its_end() -> None:
         assert plan.moved(one_less).sum() == max(0, moved - 1)
 
 
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 100))
-def test_chunks_cover_all_pages_in_order_and_keep_to_their_size(sizes: list[int], chunk: int) -> None:
-    cuts = list(chunks(np.array(sizes, np.int64), chunk))
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 100), st.booleans())
+def test_chunks_cover_all_pages_in_order_and_keep_to_their_size(
+    sizes: list[int], chunk: int, taper: bool
+) -> None:
+    cuts = list(chunks(np.array(sizes, np.int64), chunk, taper=taper))
     assert [page for cut in cuts for page in range(cut.start, cut.stop)] == list(range(len(sizes)))
     assert all(sum(sizes[cut]) <= chunk or cut.stop - cut.start == 1 for cut in cuts)
-    for one, other in itertools.pairwise(
-        cuts
-    ):  # together too much for one, or among the last, which are smaller
-        assert sum(sizes[one.start : other.stop]) > chunk or sum(sizes[one.start :]) <= chunk
+    for cut, other in itertools.pairwise(cuts):
+        left = sum(sizes[cut.start :])
+        limit = min(max(left // 2, chunk // LAST_SHARE), chunk) if taper else chunk
+        assert sum(sizes[cut.start : other.start + 1]) > limit, "one more page would have fitted"
+
+
+def test_no_two_neighbours_go_to_the_drive_one_after_the_other() -> None:
+    n = 64
+    fd, offset = np.full(n, 3, np.int32), np.arange(n, dtype=np.int64) * MERGE_BYTES
+    address = (offset + BLOCK).astype(np.uint64)[:, None]
+    plan = plan_chunk(fd, offset, address, np.full((n, 1), MERGE_BYTES, np.int64))
+    assert sorted(plan.ranges.file_offset.tolist()) == offset.tolist()
+    assert not (np.diff(plan.ranges.file_offset) == MERGE_BYTES).any()
+    assert (plan.ranges.file_offset[plan.request] == offset).all(), "each page knows its request"
