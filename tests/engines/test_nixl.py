@@ -10,10 +10,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from gdsstore.engines import nixl
 from gdsstore.engines.base import Op, Transfer
 from gdsstore.engines.choose import make_engine
 from gdsstore.engines.nixl import NixlEngine
@@ -144,6 +146,57 @@ def test_no_more_ranges_than_asked_for_are_under_way(tmp_path: Path) -> None:
         os.close(fd)
     os.close(read)
     os.close(write)
+
+
+def test_reads_leave_work_for_later_until_little_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A drive that reports all it was given at once would otherwise leave all checksums for after its last byte.
+    monkeypatch.setattr(nixl, "GIVEN_MIN_BYTES", 2 * BLOCK)
+    monkeypatch.setattr(nixl, "GIVEN_MAX_BYTES", 16 * BLOCK)
+    with new_nixl() as engine:
+        content = random_bytes(64 * BLOCK)
+        fd = open_file(tmp_path / "file", 64 * BLOCK, content=content)
+        engine.attach(fd, 64 * BLOCK)
+        given: list[tuple[int, int]] = []  # bytes with the drive after each start, and bytes not done then
+        start = engine._start
+
+        def watched(part: Any) -> None:
+            start(part)
+            under_way = sum(each.nbytes for each in engine._active)
+            given.append((under_way, under_way + engine._queued_bytes))
+
+        monkeypatch.setattr(engine, "_start", watched)
+        pipe = os.pipe()  # holds the first place, so that all others are queued when the rest starts
+        engine.attach(pipe[0], 1 << 20)
+        hanging = engine.submit(Op.READ, plan([pipe[0]], [0], memory(1), 1))
+        buffer = memory(64 * BLOCK)
+        parts = [plan(fd, [i * BLOCK, (i + 1) * BLOCK], buffer[i * BLOCK :], BLOCK) for i in range(0, 64, 2)]
+        transfers = [engine.submit(Op.READ, part) for part in parts]
+        os.write(pipe[1], b"x")
+        assert hanging.wait(TIMEOUT_S).moved.tolist() == [1]
+        assert all(each.wait(TIMEOUT_S).complete(p).all() for each, p in zip(transfers, parts, strict=True))
+        assert np.array_equal(buffer, content)
+        assert all(part <= max(2 * BLOCK, min(16 * BLOCK, left // 2 + 1)) + 1 for part, left in given)
+        assert max(part for part, _ in given) > 8 * BLOCK, "it was given more than one part at a time"
+        os.close(fd)
+    os.close(pipe[0])
+    os.close(pipe[1])
+
+
+def test_what_hangs_for_long_does_not_count_against_the_others(
+    engine: NixlEngine, pipe: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl, "STUCK_S", 0.05)
+    fd = open_file(tmp_path / "file", 8 * BLOCK, content=(content := random_bytes(8 * BLOCK)))
+    engine.attach(fd, 8 * BLOCK)
+    monkeypatch.setattr(nixl, "GIVEN_MAX_BYTES", 1)  # the hanging request fills it
+    hanging = engine.submit(Op.READ, plan([pipe[0]], [0], memory(BLOCK), BLOCK))
+    buffer = memory(8 * BLOCK)
+    move(engine, Op.READ, plan(fd, [i * BLOCK for i in range(8)], buffer, BLOCK))
+    assert np.array_equal(buffer, content)
+    assert not hanging.done
+    os.close(fd)
 
 
 def test_what_waited_in_vain_never_touches_its_memory(tmp_path: Path) -> None:
