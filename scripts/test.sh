@@ -1,9 +1,26 @@
 #!/usr/bin/env bash
-# Installs gdsstore and what its tests need into .venv and runs all tests. Arguments go to pytest.
+# Installs gdsstore and what its tests need, and runs all tests: first in .venv, then those against SGLang in .venv-sglang.
+# `test.sh ARGUMENTS` runs only the first and gives the arguments to pytest, `test.sh sglang ARGUMENTS` only the second.
 set -euo pipefail
 
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-bash "$root/scripts/setup_venv.sh" dev
-cd "$root"
-exec "$root/.venv/bin/python" -m pytest -q "$@"
+with_sglang() {
+    bash scripts/setup_sglang_venv.sh && .venv-sglang/bin/python -m pytest -q -o "testpaths=tests/sglang_*" "$@"
+}
+
+if [[ "${1:-}" == sglang ]]; then
+    with_sglang "${@:2}"
+    exit
+fi
+
+bash scripts/setup_venv.sh dev
+status=0
+.venv/bin/python -m pytest -q "$@" || status=$?
+if (($# == 0)); then
+    sglang_status=0
+    with_sglang || sglang_status=$?
+    # 69: this machine cannot run them, and the reason was said.
+    if ((status == 0 && sglang_status != 69)); then status=$sglang_status; fi
+fi
+exit "$status"

@@ -21,9 +21,12 @@ Planner = Callable[..., ReplayPlan]
 @pytest.fixture
 def plan(tmp_path: Path) -> Planner:
     def make(**asked: Any) -> ReplayPlan:
-        settings = {"segment_bytes": MiB, "staging_bytes": 16 * MiB, "chunk_bytes": 4 * MiB, "engine": "posix"} | asked.pop(
-            "settings", {}
-        )
+        settings = {
+            "segment_bytes": MiB,
+            "staging_bytes": 16 * MiB,
+            "chunk_bytes": 4 * MiB,
+            "engine": "posix",
+        } | asked.pop("settings", {})
         fields = {
             "stores": (str(tmp_path / "store"),),
             "page_bytes": PAGE_BYTES,
