@@ -1,4 +1,4 @@
-"""The command line: `gdsstore format | replay | bench | inspect | verify | stats`."""
+"""The command line: `gdsstore doctor | format | replay | bench | inspect | verify | stats`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 import gdsstore
 from gdsstore.cli import bench
+from gdsstore.cli.doctor import doctor
 from gdsstore.cli.format import format_
 from gdsstore.cli.inspect import inspect
 from gdsstore.cli.output import logs_on_stderr
@@ -48,6 +49,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("doctor")(doctor)
 app.command("format")(format_)
 app.command("replay")(replay)
 app.add_typer(bench.app, name="bench")
