@@ -92,6 +92,12 @@ class BoundNamespace:
         deadline = self._deadline(deadline_s)
         return self._submit(lambda: self._load(array, memory, deadline))
 
+    def in_place(self, pages: Pages, count: int) -> npt.NDArray[np.bool_]:
+        """Which of `count` pages the drive reads and writes where they are, so that only their memory can be in use after a call;
+        the others go through memory of the store's. Shape (n,). Raises ArgumentError as `load` does."""
+        memory = describe(pages, count, self._page_bytes, writable=False)
+        return self._store.moving().mover.in_place(memory, self._record_bytes)
+
     def _deadline(self, deadline_s: float | None) -> Deadline:
         return Deadline(self._store.config.io_deadline_s if deadline_s is None else deadline_s)
 

@@ -9,13 +9,13 @@ import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from gdsstore.engines.base import Op
 from gdsstore.errors import DeadlineError, MissingExtraError
-from gdsstore.memory.arena import Arena
 from gdsstore.waiting import Deadline, pause
 
 FILE_BYTES = 256 << 20
@@ -24,31 +24,40 @@ POLL_S = 0.0002
 DEADLINE_S = 120.0
 
 
-class RawNixl:
-    """Moves blocks between an arena and files of its own. `files_bytes` are made, and removed, in `directory`."""
+class Memory(Protocol):
+    """Where the blocks lie: an Arena, or what looks like one."""
 
-    def __init__(self, directory: Path, arena: Arena, files_bytes: int) -> None:
+    address: int
+    size_bytes: int
+
+    @property
+    def array(self) -> npt.NDArray[np.uint8]: ...
+
+
+class RawNixl:
+    """Moves blocks between a memory and files of its own. `files_bytes` are made, and removed, in `directory`."""
+
+    def __init__(self, directory: Path, memory: Memory, files_bytes: int) -> None:
         try:
             import nixl
         except ImportError as error:
             raise MissingExtraError("nixl", "bench", "the raw ceiling") from error
         self._directory = directory
-        self._arena = arena
+        self._memory = memory
         directory.mkdir(parents=True)
         sync = nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_RW
         config = nixl.nixl_agent_config(enable_prog_thread=False, backends=[], sync_mode=sync)
         self._agent: Any = nixl.nixl_agent(AGENT, config)
         self._agent.create_backend("POSIX", {"use_uring": "true"})
-        memory = [(arena.address, arena.size_bytes, 0, "")]
-        self._agent.register_memory(memory, "DRAM", backends=["POSIX"])
+        self._agent.register_memory([(memory.address, memory.size_bytes, 0, "")], "DRAM", backends=["POSIX"])
         self._fds = [self._file(number) for number in range(max(1, files_bytes // FILE_BYTES))]
 
     def _file(self, number: int) -> int:
         path = self._directory / f"raw{number}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT | os.O_CLOEXEC, 0o600)
-        step = min(4 << 20, self._arena.size_bytes)
+        step = min(4 << 20, self._memory.size_bytes)
         for offset in range(0, FILE_BYTES, step):
-            os.pwrite(fd, self._arena.array[:step].data, offset)
+            os.pwrite(fd, self._memory.array[:step].data, offset)
         self._agent.register_memory([(0, FILE_BYTES, fd, "")], "FILE", backends=["POSIX"])
         return fd
 
@@ -57,7 +66,7 @@ class RawNixl:
         per_file = FILE_BYTES // block_bytes
         chosen = rng.permutation(per_file * len(self._fds))[:count]
         size = np.full(count, block_bytes, np.uint64)
-        at = np.uint64(self._arena.address) + np.arange(count, dtype=np.uint64) * np.uint64(block_bytes)
+        at = np.uint64(self._memory.address) + np.arange(count, dtype=np.uint64) * np.uint64(block_bytes)
         offset = (chosen % per_file * block_bytes).astype(np.uint64)
         fds = np.array(self._fds, np.uint64)[chosen // per_file]
         local = np.stack([at, size, np.zeros(count, np.uint64)], 1)

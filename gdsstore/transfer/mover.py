@@ -92,8 +92,7 @@ class Mover:
         `record_bytes`: what a page takes on the drive. Raises DeadlineError where the arena stayed full.
         """
         n = len(memory)
-        direct = memory.direct(self._alignment) & (memory.page_bytes == record_bytes)
-        staged = np.flatnonzero(~direct) if self._zero_copy else np.arange(n)
+        staged = np.flatnonzero(~self.in_place(memory, record_bytes))
         lease = None
         if len(staged):
             try:
@@ -146,6 +145,12 @@ class Mover:
             self.drop(flight)
             raise
         return flight
+
+    def in_place(self, memory: PageMemory, record_bytes: int) -> npt.NDArray[np.bool_]:
+        """Which pages the drive reads and writes where they are; the others go through the staging arena. Shape (n,)."""
+        if not self._zero_copy:
+            return np.zeros(len(memory), np.bool_)
+        return np.asarray(memory.direct(self._alignment) & (memory.page_bytes == record_bytes), np.bool_)
 
     def _submit(self, flight: Flight, pages: npt.NDArray[np.intp], *, merge: bool) -> None:
         plan = plan_chunk(
