@@ -40,11 +40,14 @@ def first_answers(folder: Path) -> dict[int, Generation]:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, first_answers: dict[int, Generation]) -> Iterator[ServerClient]:
-    """The next server on the same store."""
-    with running_server(
-        storage=gdsstore_storage(folder), env=backend_environment(), extra_args=QUIET
-    ) as server:
+    """The next server on the same store, with its host pool in gdsstore's memory, which makes no difference to the pages."""
+    storage = gdsstore_storage(folder, settings={"host_allocator": True})
+    with running_server(storage=storage, env=backend_environment(), extra_args=QUIET) as server:
         yield server
+
+
+def test_the_host_pool_lies_where_it_was_asked_for(server: ServerClient) -> None:
+    assert "host pool: " in server.log_path.read_text(errors="replace")
 
 
 def check_answer(answer: Generation, first: Generation, storage_tokens: int) -> None:
