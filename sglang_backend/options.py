@@ -55,9 +55,8 @@ def parse_options(extra_config: Mapping[str, Any] | None) -> Options:
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join((*OURS, *SETTINGS))}"
         raise ConfigError(f"unknown key {unknown[0]!r} in the storage backend's extra config; {hint}")
     limit = _seconds(given.pop("call_limit_s", CALL_LIMIT_S))
-    if not isinstance(
-        given.pop("host_allocator", False), bool
-    ):  # read by host_allocator.py, before there is a backend
+    # Read by host_allocator.py, before there is a backend.
+    if not isinstance(given.pop("host_allocator", False), bool):
         raise ConfigError("host_allocator must be true or false")
     weights = given.pop("weights", "")
     if not isinstance(weights, str):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -43,6 +44,7 @@ log = logging.getLogger("gdsstore.sglang")
 T = TypeVar("T")
 Move: TypeAlias = Callable[[Sequence[Order]], dict[str, list[bool]]]
 KV = str(PoolName.KV)
+SAY_AGAIN_S = 10.0
 
 
 class GdsStoreHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang has no types
@@ -58,6 +60,7 @@ class GdsStoreHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang has no ty
         self._stats = TransferStats() if storage_config.enable_storage_metrics else None
         self._limit_s = options.call_limit_s
         self._traffic = Traffic(options.call_limit_s, options.config.io_deadline_s, self._stats)
+        self._said: dict[str, float] = {}  # when a kind of failure was logged
         self._closing = threading.Lock()
         self._closed = False
 
@@ -117,9 +120,8 @@ class GdsStoreHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang has no ty
         masks = [np.ones(kv_pages, np.bool_)]
         for transfer in transfers if kv_pages else ():
             name = str(transfer.name)
-            if (
-                transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS
-            ):  # a second form of KV pages: never limits the others
+            # A second form of KV pages, which never limits the others.
+            if transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
                 present = self._pools.bound(name).contains(_raw(transfer.keys or []))
                 covered = hits.block_groups(present, transfer.block_pages, transfer.group_pages)
                 found |= {name: min(covered, kv_pages)} if covered else {}
@@ -264,8 +266,15 @@ class GdsStoreHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang has no ty
     def _guard(self, what: str, otherwise: T, work: Callable[[], T]) -> T:
         try:
             return work()
-        except Exception:  # whatever it is: a miss, never the end of a storage thread
-            log.exception("%s failed and counts as nothing found", what)
+        except Exception as error:  # whatever it is: a miss, never the end of a storage thread
+            now = time.monotonic()
+            if (
+                now - self._said.get(what, -SAY_AGAIN_S) >= SAY_AGAIN_S
+            ):  # what fails once may fail in every call
+                self._said[what] = now
+                log.exception("%s failed and counts as nothing found", what)
+            else:
+                log.debug("%s failed again: %s", what, error)
             return otherwise
 
 
