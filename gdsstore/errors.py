@@ -67,6 +67,10 @@ class EngineError(GdsStoreError):
     """An engine could not be started, or refused a whole plan."""
 
 
+class DeviceError(GdsStoreError):
+    """A GPU, or its memory, cannot be used as asked."""
+
+
 class DeadlineError(GdsStoreError, TimeoutError):
     """Something did not answer within its deadline."""
 

@@ -15,7 +15,8 @@ remove_nixl() {
     "$venv/bin/python" -m pip uninstall --quiet --yes "${pins[@]%%==*}" >/dev/null 2>&1 || true
 }
 
-stamp="$(stamp_of "$root"/pyproject.toml "$root"/scripts/{constraints-cpu.txt,common.sh,setup_venv.sh})"
+simulated_gpu="$root/tests/cudasim/requirements.txt"
+stamp="$(stamp_of "$root"/pyproject.toml "$root"/scripts/{constraints-cpu.txt,common.sh,setup_venv.sh} "$simulated_gpu")"
 if has_stamp dev || has_stamp "$profile"; then
     exit 0
 fi
@@ -33,4 +34,7 @@ else
     pip_install --editable "$root"
 fi
 install_nixl
+if [[ "$profile" == dev ]] && ! pip_install --no-deps --requirement "$simulated_gpu" >"$venv/kvikio.log" 2>&1; then
+    say "kvikio and the CUDA headers cannot be had here (see $venv/kvikio.log): the tests on the simulated GPU are skipped"
+fi
 echo "$stamp" >"$venv/.gdsstore-$profile"

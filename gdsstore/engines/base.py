@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -99,7 +100,7 @@ class Engine(ABC):
     def close(self, timeout_s: float) -> None:
         """Wait for what is under way, at most `timeout_s`, and free everything. Idempotent."""
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -19,18 +19,17 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from gdsstore.engines.base import I32, I64, Engine, Op, RangePlan, RangeResults, Transfer
+from gdsstore.engines.base import I32, I64, Engine, Op, RangePlan, Transfer
 from gdsstore.engines.files import FileTable
-from gdsstore.engines.nixl_ring import NixlRing, Progress, Request
+from gdsstore.engines.nixl_ring import NixlRing, Progress
 from gdsstore.engines.nixl_selftest import self_test
+from gdsstore.engines.nixl_transfer import Ints, NixlTransfer, Part
 from gdsstore.engines.pace import PAUSE_MAX_S, Pace
 from gdsstore.engines.posix import PosixEngine
 from gdsstore.errors import EngineError
 from gdsstore.waiting import Deadline
 
 log = logging.getLogger("gdsstore.engines")
-
-Ints = npt.NDArray[np.intp]
 
 PART_RANGES = 64
 # Bytes that the drive is given at a time: half of what there is to do, within these bounds. Some drives (virtio's, of several
@@ -52,31 +51,43 @@ class NixlEngine(Engine):
     name = "nixl"
 
     def __init__(self, in_flight_ranges: int) -> None:
-        self._ring = NixlRing()
-        try:
-            self_test(self._ring)
-        except EngineError:
-            self._ring.close()
-            raise
-        self._posix = PosixEngine(BLAME_THREADS)
+        self._ring, self._blame = self._start_up()
         self._files = FileTable()
         self._turn = threading.Lock()  # for what follows, and for the ring
         self._room = in_flight_ranges
         self._part_ranges = min(PART_RANGES, in_flight_ranges)
-        self._active: tuple[_Part, ...] = ()
-        self._queue: deque[_Part] = deque()
+        self._active: tuple[Part, ...] = ()
+        self._queue: deque[Part] = deque()
         self._queued_bytes = 0
         self._counting = threading.Lock()  # for the queue and its bytes
         self._pace = Pace()
         self._looked_at = 0.0
         self._lost = False
         self.moved_again = 0  # ranges that NIXL failed to move, or could not say of whether it did
-        self._closed = False
+        self._closed = self.left_behind = False
+
+    def _start_up(self) -> tuple[NixlRing, Engine]:
+        """NIXL, and the engine that finds out which range failed where NIXL does not say it."""
+        ring = NixlRing()
+        try:
+            self_test(ring)
+        except EngineError:
+            ring.close()
+            raise
+        return ring, PosixEngine(BLAME_THREADS)
+
+    def _refused(self, plan: RangePlan) -> npt.NDArray[np.bool_]:
+        """Which ranges NIXL would refuse, and their whole part with them. Shape (n,)."""
+        outside = (plan.file_offset + plan.length > self._files.sizes(plan.fd)) | (plan.file_offset < 0)
+        return outside | (plan.length > MAX_RANGE_BYTES)
+
+    def _moved_by_nixl(self, op: Op, plan: RangePlan) -> None:
+        """Told of each part that NIXL moved whole."""
 
     def attach(self, fd: int, size: int) -> None:
         self._files.add(fd, size)
         try:
-            self._posix.attach(fd, size)
+            self._blame.attach(fd, size)
             self._ring.attach(fd, size)
         except BaseException:
             self.detach(fd)
@@ -84,16 +95,14 @@ class NixlEngine(Engine):
 
     def detach(self, fd: int) -> None:
         self._files.discard(fd)
-        self._posix.detach(fd)
+        self._blame.detach(fd)
         self._ring.detach(fd)
 
     def submit(self, op: Op, plan: RangePlan) -> Transfer:
         if self._closed:
-            raise EngineError("the nixl engine is closed: open the store again")
-        transfer = _NixlTransfer(self, op, plan)
-        # One range that NIXL refuses would take its whole part along.
-        end = plan.file_offset + plan.length
-        odd = (end > self._files.sizes(plan.fd)) | (plan.file_offset < 0) | (plan.length > MAX_RANGE_BYTES)
+            raise EngineError(f"the {self.name} engine is closed: open the store again")
+        transfer = NixlTransfer(self, op, plan)
+        odd = self._refused(plan)
         if odd.any():
             parts = self._cut(transfer, np.flatnonzero(~odd))
             parts += self._cut(transfer, np.flatnonzero(odd), blame=True)
@@ -104,11 +113,11 @@ class NixlEngine(Engine):
         self.advance(TURN_S)
         return transfer
 
-    def _cut(self, owner: _NixlTransfer, index: Ints | None, *, blame: bool = False) -> list[_Part]:
+    def _cut(self, owner: NixlTransfer, index: Ints | None, *, blame: bool = False) -> list[Part]:
         """Parts of all of a plan, or of the ranges `index`."""
         n, size = len(owner.plan if index is None else index), self._part_ranges
         cuts = [slice(at, min(at + size, n)) for at in range(0, n, size)]
-        return [_Part(owner, cut if index is None else index[cut], blame) for cut in cuts]
+        return [Part(owner, cut if index is None else index[cut], blame) for cut in cuts]
 
     def advance(self, timeout_s: float = 0.0) -> None:
         """Look after everything that is under way, and start what there is room for. Leaves it to another thread that is
@@ -123,7 +132,7 @@ class NixlEngine(Engine):
         finally:
             self._turn.release()
 
-    def _put(self, parts: list[_Part]) -> None:
+    def _put(self, parts: list[Part]) -> None:
         with self._counting:
             self._queue.extend(parts)
             self._queued_bytes += sum(part.nbytes for part in parts)
@@ -152,7 +161,7 @@ class NixlEngine(Engine):
         if time.monotonic() - self._looked_at >= GLANCE_S:
             self.advance()
 
-    def _start(self, part: _Part) -> None:
+    def _start(self, part: Part) -> None:
         part.since = time.monotonic()
         self._room -= len(part.plan)
         self._active = (*self._active, part)
@@ -163,18 +172,18 @@ class NixlEngine(Engine):
         try:
             part.request = self._ring.start(part.owner.op, part.plan)
         except EngineError as error:
-            log.warning("%d ranges go through posix: %s", len(part.plan), str(error))
+            log.warning("%d ranges go through %s: %s", len(part.plan), self._blame.name, str(error))
             self._move_again(part)
             return
         if part.request.progress is Progress.LOST:
             # It stays active, and its memory quarantined, for good; its room is needed.
-            log.error("nixl engine: everything goes through posix from now on")
+            log.error("%s engine: everything goes through %s from now on", self.name, self._blame.name)
             self._lost = True
             self._room += len(part.plan)
 
-    def _move_again(self, part: _Part) -> None:
+    def _move_again(self, part: Part) -> None:
         try:
-            part.again = self._posix.submit(part.owner.op, part.plan)
+            part.again = self._blame.submit(part.owner.op, part.plan)
         except EngineError as error:
             log.error("%d ranges fail: %s", len(part.plan), str(error))
             self._end(part, 0, errno.EIO)
@@ -185,10 +194,13 @@ class NixlEngine(Engine):
             if part.again is None and part.request is not None:
                 progress = self._ring.poll(part.request)
                 if progress is Progress.MOVED:
+                    self._moved_by_nixl(part.owner.op, part.plan)
                     self._end(part, part.plan.length, 0)
                 elif progress is Progress.FAILED:
                     if self.moved_again == 0:
-                        log.warning("a NIXL transfer failed: posix moves its ranges again (said once)")
+                        log.warning(
+                            "a NIXL transfer failed: %s moves its ranges again (said once)", self._blame.name
+                        )
                     self.moved_again += len(part.plan)
                     self._move_again(part)
             elif part.again is not None and part.again.done:
@@ -197,7 +209,7 @@ class NixlEngine(Engine):
         if self._active != before:
             self._pace.looked(sum(part.nbytes for part in self._active))
 
-    def _end(self, part: _Part, moved: I64 | int, code: I32 | int) -> None:
+    def _end(self, part: Part, moved: I64 | int, code: I32 | int) -> None:
         self._active = tuple(other for other in self._active if other is not part)
         self._room += len(part.plan)
         part.owner.end(part, moved, code)
@@ -221,86 +233,14 @@ class NixlEngine(Engine):
             part.owner.cancel()
         if self._active or not self._turn.acquire(timeout=TURN_S):
             log.warning(
-                "nixl engine: %d transfers had not ended %.1f s after close; left to the kernel with their memory",
+                "%s engine: %d transfers had not ended %.1f s after close; left to the kernel with their memory",
+                self.name,
                 len(self._active),
                 timeout_s,
             )
+            self.left_behind = True
             _left_behind.append(self)
             return
         # The turn is kept: nobody may come to the ring any more.
         self._ring.close()
-        self._posix.close(deadline.left_s)
-
-
-class _Part:
-    """Some ranges of a plan (`index` says which), as one NIXL transfer or, where `blame`, through the posix engine."""
-
-    __slots__ = ("again", "blame", "index", "nbytes", "owner", "plan", "request", "since")
-
-    def __init__(self, owner: _NixlTransfer, index: Ints | slice, blame: bool) -> None:
-        self.owner, self.index, self.blame = owner, index, blame
-        self.plan = owner.plan.take(index)
-        self.nbytes = self.plan.nbytes
-        self.since = 0.0  # when it was started, on the monotonic clock
-        self.request: Request | None = None
-        self.again: Transfer | None = None
-
-
-class _NixlTransfer(Transfer):
-    def __init__(self, engine: NixlEngine, op: Op, plan: RangePlan) -> None:
-        self.op, self.plan = op, plan
-        self._engine = engine
-        self._moved: I64 = np.zeros(len(plan), np.int64)
-        self._errno: I32 = np.full(len(plan), errno.ETIMEDOUT, np.int32)
-        self._lock = threading.Lock()
-        self._queued = self._under_way = 0  # parts
-        self.cancelled = False
-        self._left = plan.nbytes
-        self._over = False
-
-    @property
-    def done(self) -> bool:
-        if not self._over:
-            self._engine.glance()
-        return self._over
-
-    def wait(self, timeout_s: float) -> RangeResults:
-        deadline = Deadline(timeout_s)
-        self._engine.advance()
-        while not self._over:
-            if deadline.passed:
-                self.cancel()
-                break
-            time.sleep(min(self._engine.pause_s(self._left), deadline.left_s))
-            self._engine.advance()
-        # errno first: a part that ends right now sets it last, so that no range looks moved before it was.
-        code = self._errno.copy()
-        return RangeResults(self._moved.copy(), code)
-
-    def expect(self, parts: int) -> None:
-        self._queued = parts
-        self._over = parts == 0
-
-    def claim(self) -> bool:
-        """Whether a queued part may start."""
-        with self._lock:
-            if self.cancelled:
-                return False
-            self._queued -= 1
-            self._under_way += 1
-            return True
-
-    def cancel(self) -> None:
-        """What has not started does not start any more."""
-        with self._lock:
-            self.cancelled = True
-            self._queued = 0
-            self._over = self._under_way == 0
-
-    def end(self, part: _Part, moved: I64 | int, code: I32 | int) -> None:
-        self._moved[part.index] = moved
-        self._errno[part.index] = code
-        with self._lock:
-            self._under_way -= 1
-            self._left -= part.nbytes
-            self._over = self._queued == 0 and self._under_way == 0
+        self._blame.close(deadline.left_s)

@@ -1,4 +1,4 @@
-"""One NIXL agent with the POSIX plugin on io_uring: starts and polls single transfers. Knows nothing of deadlines or blame."""
+"""One NIXL agent with one plugin: starts and polls single transfers. Knows nothing of deadlines or blame."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import logging
 import os
 import re
 import threading
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from gdsstore.errors import EngineError, MissingExtraError
 
 log = logging.getLogger("gdsstore.engines")
 
-BACKEND = ["POSIX"]
 LOG_LEVEL = "NIXL_LOG_LEVEL"
 # Before it, short writes were reported as done, and errors while other requests still used the memory.
 OLDEST = (1, 5, 1)
@@ -27,6 +27,18 @@ OLDEST = (1, 5, 1)
 # memory (io_uring takes plain addresses), so that registering everything once costs nothing, and any caller's buffer can be
 # used without registering it. What a caller gets wrong about an address is EFAULT, from the kernel.
 USER_MEMORY = (4096, (1 << 57) - 8192)
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A NIXL plugin that moves bytes between files and one kind of memory."""
+
+    name: str
+    memory: Literal["DRAM", "VRAM"]
+    parameters: tuple[tuple[str, str], ...] = ()
+
+
+POSIX = Plugin("POSIX", "DRAM", (("use_uring", "true"),))
 
 _numbers = itertools.count()
 
@@ -52,9 +64,14 @@ class Request:
 class NixlRing:
     """Not thread-safe but for `attach` and `detach`: its user lets one thread at a time start and poll."""
 
-    def __init__(self) -> None:
-        """Raises MissingExtraError where NIXL is not installed, EngineError where it does not work here."""
+    def __init__(self, plugin: Plugin = POSIX, device: int = 0) -> None:
+        """`device`: the ordinal of the GPU whose memory it is, for plugins that move that.
+
+        Raises MissingExtraError where NIXL is not installed, EngineError where it does not work here.
+        """
         nixl = _import()
+        self._plugin, self._device = plugin, device
+        self._backends = [plugin.name]
         self._name = f"gdsstore-{next(_numbers)}"
         # READ_WRITE locks: without them NIXL crashed when files were attached while another thread polled.
         config = nixl.nixl_agent_config(
@@ -62,17 +79,37 @@ class NixlRing:
         )
         try:
             self._agent: Any = nixl.nixl_agent(self._name, config)
-            self._agent.create_backend("POSIX", {"use_uring": "true"})
-            memory = self._agent.register_memory([(*USER_MEMORY, 0, "")], "DRAM", backends=BACKEND)
+            self._agent.create_backend(plugin.name, dict(plugin.parameters))
         except Exception as error:  # NIXL's errors have no base class of their own
-            raise EngineError(f"NIXL's POSIX plugin could not be started with io_uring: {error}") from error
-        self._memory = memory
+            how = " with io_uring" if plugin is POSIX else ""
+            raise EngineError(f"NIXL's {plugin.name} plugin could not be started{how}: {error}") from error
         self._lock = threading.Lock()
         self._files: dict[int, Any] = {}
+        self._memory: dict[int, Any] = {}
+        if plugin.memory == "DRAM":
+            self.register(*USER_MEMORY)
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Make memory known; ranges outside of what is known are refused. Raises EngineError."""
+        try:
+            memory = self._agent.register_memory(
+                [(address, nbytes, self._device, "")], self._plugin.memory, backends=self._backends
+            )
+        except Exception as error:
+            raise EngineError(f"NIXL refused memory: {error}", address=hex(address), nbytes=nbytes) from error
+        with self._lock:
+            self._memory[address] = memory
+
+    def deregister(self, address: int) -> None:
+        """Unknown addresses are ignored."""
+        with self._lock:
+            memory = self._memory.pop(address, None)
+        if memory is not None:
+            self._agent.deregister_memory(memory, backends=self._backends)
 
     def attach(self, fd: int, size: int) -> None:
         try:
-            file = self._agent.register_memory([(0, size, fd, "")], "FILE", backends=BACKEND)
+            file = self._agent.register_memory([(0, size, fd, "")], "FILE", backends=self._backends)
         except Exception as error:
             raise EngineError(f"NIXL refused a file: {error}", fd=fd, size=size) from error
         with self._lock:
@@ -82,22 +119,24 @@ class NixlRing:
         with self._lock:
             file = self._files.pop(fd, None)
         if file is not None:
-            self._agent.deregister_memory(file, backends=BACKEND)
+            self._agent.deregister_memory(file, backends=self._backends)
 
     def start(self, op: Op, plan: RangePlan) -> Request:
         """Raises EngineError if nothing was started."""
         n = len(plan)
-        local, remote = np.zeros((n, 3), np.uint64), np.empty((n, 3), np.uint64)
-        local[:, 0], local[:, 1] = plan.address, plan.length
+        local, remote = np.empty((n, 3), np.uint64), np.empty((n, 3), np.uint64)
+        local[:, 0], local[:, 1], local[:, 2] = plan.address, plan.length, self._device
         remote[:, 0], remote[:, 1], remote[:, 2] = plan.file_offset, plan.length, plan.fd
         index = np.arange(n, dtype=np.int32)
         agent = self._agent
         try:
-            mine = agent.prep_xfer_dlist("NIXL_INIT_AGENT", local, "DRAM", backends=BACKEND)
-            theirs = agent.prep_xfer_dlist(self._name, remote, "FILE", backends=BACKEND)
+            mine = agent.prep_xfer_dlist(
+                "NIXL_INIT_AGENT", local, self._plugin.memory, backends=self._backends
+            )
+            theirs = agent.prep_xfer_dlist(self._name, remote, "FILE", backends=self._backends)
             # Merged requests of more than 2 GiB fail, and merging is the planner's business.
             handle = agent.make_prepped_xfer(
-                op.name, mine, index, theirs, index, backends=BACKEND, skip_desc_merge=True
+                op.name, mine, index, theirs, index, backends=self._backends, skip_desc_merge=True
             )
         except Exception as error:
             raise EngineError(f"NIXL refused a plan: {error}") from error
@@ -134,8 +173,9 @@ class NixlRing:
         with self._lock:
             files, self._files = self._files, {}
         for file in files.values():
-            self._agent.deregister_memory(file, backends=BACKEND)
-        self._agent.deregister_memory(self._memory, backends=BACKEND)
+            self._agent.deregister_memory(file, backends=self._backends)
+        for address in list(self._memory):
+            self.deregister(address)
         self._agent = None
 
 

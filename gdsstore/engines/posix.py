@@ -7,21 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import logging
-import queue
 import threading
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
-from gdsstore.engines.base import I32, I64, Engine, Op, RangePlan, RangeResults, Transfer
-from gdsstore.engines.files import FileTable
-from gdsstore.errors import EngineError
+from gdsstore.engines.base import I32, I64, Op, RangePlan, RangeResults
+from gdsstore.engines.workers import WorkerEngine, WorkTransfer
 from gdsstore.layout import ALIGNMENT
-from gdsstore.waiting import Deadline
-
-log = logging.getLogger("gdsstore.engines")
 
 IOV_MAX = 1024  # buffers a call, Linux
 RUN_BYTES = 1 << 20  # longer runs would leave the other threads idle
@@ -40,82 +34,25 @@ for _call in (_libc.preadv, _libc.pwritev):
     _call.restype = ctypes.c_ssize_t
 
 
-class PosixEngine(Engine):
+class PosixEngine(WorkerEngine):
     """Moves ranges with `threads` threads, which start with the first plan."""
 
     name = "posix"
 
-    def __init__(self, threads: int) -> None:
-        self._wanted = threads
-        self._files = FileTable()
-        self._lock = threading.Lock()
-        self._work: queue.SimpleQueue[_PosixTransfer | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._closed = False
-        self._give_up = threading.Event()
-
-    def attach(self, fd: int, size: int) -> None:
-        self._files.add(fd, size)
-
-    def detach(self, fd: int) -> None:
-        self._files.discard(fd)
-
-    def submit(self, op: Op, plan: RangePlan) -> Transfer:
+    def _transfer(self, op: Op, plan: RangePlan) -> WorkTransfer:
         # -1 lets the kernel say EBADF for what is not attached: that number may by now belong to another file.
         known = self._files.sizes(plan.fd) >= 0
-        transfer = _PosixTransfer(op, plan, np.where(known, plan.fd, -1), self._give_up)
-        with self._lock:
-            if self._closed:
-                raise EngineError("the posix engine is closed: open the store again")
-            self._start_threads()
-            for _ in range(min(len(self._threads), transfer.runs)):
-                self._work.put(transfer)
-        return transfer
-
-    def close(self, timeout_s: float) -> None:
-        deadline = Deadline(timeout_s)
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                for _ in self._threads:
-                    self._work.put(None)  # behind what was submitted
-        for thread in self._threads:
-            thread.join(deadline.left_s)
-        self._give_up.set()
-        stuck = sum(thread.is_alive() for thread in self._threads)
-        if stuck:
-            log.warning(
-                "posix engine: %d calls had not ended %.1f s after close; left to the kernel",
-                stuck,
-                timeout_s,
-            )
-
-    def _start_threads(self) -> None:
-        while len(self._threads) < self._wanted:
-            # Daemons: a call that hangs in the kernel must not keep the process from exiting.
-            thread = threading.Thread(
-                target=self._serve, name=f"gdsstore-posix-{len(self._threads)}", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError as error:
-                if not self._threads:
-                    raise EngineError(f"the posix engine could not start a thread: {error}") from error
-                log.warning(
-                    "posix engine: only %d of %d threads could start", len(self._threads), self._wanted
-                )
-                self._wanted = len(self._threads)
-                return
-            self._threads.append(thread)
-
-    def _serve(self) -> None:
-        while (transfer := self._work.get()) is not None:
-            transfer.work()
+        return _PosixTransfer(op, plan, np.where(known, plan.fd, -1), self.give_up)
 
 
-class _PosixTransfer(Transfer):
-    """The engine's threads take runs of ranges from it until none is left."""
+def move_here(op: Op, plan: RangePlan) -> RangeResults:
+    """Move ranges in the calling thread, without a deadline. The files need not be attached."""
+    transfer = _PosixTransfer(op, plan, plan.fd, threading.Event())
+    transfer.work()
+    return transfer.wait(0.0)
 
+
+class _PosixTransfer(WorkTransfer):
     def __init__(self, op: Op, plan: RangePlan, fd: I32, give_up: threading.Event) -> None:
         n = len(plan)
         self._call = _CALLS[op]
@@ -124,50 +61,11 @@ class _PosixTransfer(Transfer):
         self._iovecs = np.empty((n, 2), np.uint64)  # struct iovec[n]
         self._iovecs[:, 0], self._iovecs[:, 1] = plan.address, plan.length
         self._address = self._iovecs.ctypes.data
-        self._moved: I64 = np.zeros(n, np.int64)
-        self._errno: I32 = np.full(n, errno.ETIMEDOUT, np.int32)
-        self._change = threading.Condition()
-        self._claimed = self._ended = 0  # runs
-        self._limit = self.runs  # runs that are carried out in the end
-        self._give_up = give_up
+        super().__init__(plan, len(self._starts) - 1, give_up)
 
-    @property
-    def runs(self) -> int:
-        return len(self._starts) - 1
-
-    @property
-    def done(self) -> bool:
-        with self._change:
-            return self._ended == self._limit
-
-    def wait(self, timeout_s: float) -> RangeResults:
-        with self._change:
-            if not self._change.wait_for(lambda: self._ended == self._limit, timeout_s):
-                self._limit = self._claimed  # what nobody has begun is not begun any more
-            return RangeResults(self._moved.copy(), self._errno.copy())
-
-    def work(self) -> None:
-        while (run := self._claim()) is not None:
-            try:
-                self._move(self._starts[run], self._starts[run + 1])
-            finally:
-                with self._change:
-                    self._ended += 1
-                    if self._ended == self._limit:
-                        self._change.notify_all()
-
-    def _claim(self) -> int | None:
-        with self._change:
-            if self._give_up.is_set():
-                self._limit = self._claimed
-                self._change.notify_all()
-            if self._claimed == self._limit:
-                return None
-            self._claimed += 1
-            return self._claimed - 1
-
-    def _move(self, first: int, last: int) -> None:
-        """Move the ranges of a run: together while all goes well, one by one from the first trouble on."""
+    def _move(self, run: int) -> None:
+        """Together while all goes well, one by one from the first trouble on."""
+        first, last = self._starts[run], self._starts[run + 1]
         fd = int(self._fd[first])
         lengths, offsets = self._length[first:last].tolist(), self._offset[first:last].tolist()
         moved, codes = [0] * (last - first), [0] * (last - first)
@@ -195,8 +93,7 @@ class _PosixTransfer(Transfer):
                     at += 1
                 else:
                     self._iovecs[first + at] += np.array((step, -step), np.int64).view(np.uint64)
-        with self._change:
-            self._moved[first:last], self._errno[first:last] = moved, codes
+        self.set(slice(first, last), moved, codes)
 
 
 def run_starts(fd: I32, offset: I64, length: I64) -> npt.NDArray[np.intp]:

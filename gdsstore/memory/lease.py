@@ -9,16 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gdsstore.errors import ArgumentError
-from gdsstore.memory.mapping import HostMemory
 
 if TYPE_CHECKING:
     from gdsstore.memory.lease_pool import LeasePool
+
+
+class Memory(Protocol):
+    """What leases are cut from."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def array(self) -> npt.NDArray[np.uint8]:
+        """All bytes. Raises ArgumentError where the host cannot see them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +61,12 @@ class Lease:
         "size_bytes",
     )
 
-    def __init__(
-        self, pool: LeasePool, memory: HostMemory, offset: int, size_bytes: int, reserved: int
-    ) -> None:
+    def __init__(self, pool: LeasePool, memory: Memory, offset: int, size_bytes: int, reserved: int) -> None:
         self.address = memory.address + offset
         self.size_bytes = size_bytes
         self.reserved_bytes = reserved
         self._pool = pool
-        self._memory: HostMemory | None = memory
+        self._memory: Memory | None = memory
         self._offset = offset
         self._pins = 0
         self._ended = False
@@ -66,7 +74,8 @@ class Lease:
 
     @property
     def array(self) -> npt.NDArray[np.uint8]:
-        """The bytes, uint8[size_bytes]; others may get them once the lease has ended. Raises ArgumentError then."""
+        """The bytes, uint8[size_bytes]; others may get them once the lease has ended. Raises ArgumentError then, and where
+        they are in device memory."""
         memory = self._memory
         if memory is None:
             raise ArgumentError("the lease has ended; its bytes may belong to someone else")

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 from gdsstore.errors import ArgumentError, DeadlineError, StoreClosedError
 from gdsstore.memory.free_ranges import FreeRanges
-from gdsstore.memory.lease import ArenaStats, Lease
-from gdsstore.memory.mapping import HostMemory
+from gdsstore.memory.lease import ArenaStats, Lease, Memory
 from gdsstore.waiting import Deadline
 
 log = logging.getLogger(__name__)
@@ -20,15 +19,15 @@ _POLL_S = 0.002
 
 # Memory with leases that have not ended. Holding it here keeps it mapped under the kernel's I/O even where a program
 # drops its arena without closing it.
-_IN_USE: set[HostMemory] = set()
+_IN_USE: set[Memory] = set()
 
 
 class LeasePool:
     """Hands out the first `size_bytes` of a memory in whole slots. Thread-safe; first come, first served."""
 
-    def __init__(self, memory: HostMemory, size_bytes: int, slot_bytes: int) -> None:
+    def __init__(self, memory: Memory, size_bytes: int, slot_bytes: int) -> None:
         self.size_bytes = size_bytes
-        self._memory: HostMemory | None = memory
+        self._memory: Memory | None = memory
         self._slot_bytes = slot_bytes
         self._free = FreeRanges(size_bytes)
         self._lock = threading.Lock()
@@ -42,7 +41,7 @@ class LeasePool:
         self._waits = self._timeouts = 0
 
     def lease(self, nbytes: int, timeout_s: float) -> Lease:
-        """See `Arena.lease`."""
+        """See `LeasedMemory.lease`."""
         if not 0 < nbytes <= self.size_bytes:
             raise ArgumentError(
                 "a lease must have at least one byte and fit into the arena; make the arena larger or the lease smaller",
@@ -124,7 +123,7 @@ class LeasePool:
 
     # All below: with the lock held.
 
-    def _open_memory(self) -> HostMemory:
+    def _open_memory(self) -> Memory:
         if self._closed or self._memory is None:
             raise StoreClosedError("the arena was closed")
         return self._memory

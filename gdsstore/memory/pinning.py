@@ -12,23 +12,15 @@ import logging
 import os
 from typing import Any
 
-log = logging.getLogger(__name__)
+from gdsstore.memory.cuda import LIBRARY, error_name, within
 
-LIBRARY = "libcuda.so.1"
+log = logging.getLogger(__name__)
 
 # From cuda.h. Portable: pinned for every context, not only the one at hand.
 _PORTABLE = 1
 _NOT_INITIALIZED = 3
 # The driver is shutting down, or the context or registration is gone already: nothing is pinned any more.
 _GONE = frozenset({4, 709, 713})
-
-
-def load_driver(name: str = LIBRARY) -> Any | None:
-    """The CUDA driver library, or None where the loader finds none."""
-    try:
-        return ctypes.CDLL(name)
-    except OSError:
-        return None
 
 
 def register(address: int, length: int, driver: Any | None) -> Registration | str:
@@ -41,8 +33,8 @@ def register(address: int, length: int, driver: Any | None) -> Registration | st
     context = ctypes.c_void_p()
     code = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
     if code:
-        return f"not pinned: cuDevicePrimaryCtxRetain gave {_name(driver, code)}"
-    code = _within(
+        return f"not pinned: cuDevicePrimaryCtxRetain gave {error_name(driver, code)}"
+    code = within(
         driver,
         context,
         lambda: driver.cuMemHostRegister_v2(
@@ -51,7 +43,7 @@ def register(address: int, length: int, driver: Any | None) -> Registration | st
     )
     if code:
         driver.cuDevicePrimaryCtxRelease_v2(device)
-        return f"not pinned: cuMemHostRegister gave {_name(driver, code)}"
+        return f"not pinned: cuMemHostRegister gave {error_name(driver, code)}"
     return Registration(driver, device, context, address)
 
 
@@ -72,11 +64,11 @@ class Registration:
         if self._released or os.getpid() != self._owner_pid:
             return True
         driver = self._driver
-        code = _within(
+        code = within(
             driver, self._context, lambda: driver.cuMemHostUnregister(ctypes.c_void_p(self._address))
         )
         if code and code not in _GONE:
-            log.error("cuMemHostUnregister gave %s; the memory stays mapped", _name(driver, code))
+            log.error("cuMemHostUnregister gave %s; the memory stays mapped", error_name(driver, code))
             return False
         self._released = True
         driver.cuDevicePrimaryCtxRelease_v2(self._device)
@@ -90,7 +82,7 @@ def _active_device(driver: Any) -> int | str:
     if code == _NOT_INITIALIZED:
         return "CUDA is not initialised in this process; open the store after the first use of the GPU"
     if code:
-        return f"cuDeviceGetCount gave {_name(driver, code)}"
+        return f"cuDeviceGetCount gave {error_name(driver, code)}"
     for device in range(count.value):
         flags, active = ctypes.c_uint(), ctypes.c_int()
         if (
@@ -99,21 +91,3 @@ def _active_device(driver: Any) -> int | str:
         ):
             return device
     return "this process has no CUDA context; open the store after the first use of the GPU"
-
-
-def _within(driver: Any, context: ctypes.c_void_p, action: Any) -> int:
-    """Run `action` with `context` current and put the caller's own back; the first error code, or 0."""
-    code = int(driver.cuCtxPushCurrent_v2(context))
-    if code:
-        return code
-    try:
-        return int(action())
-    finally:
-        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
-
-
-def _name(driver: Any, code: int) -> str:
-    text = ctypes.c_char_p()
-    if driver.cuGetErrorName(code, ctypes.byref(text)) == 0 and text.value:
-        return text.value.decode()
-    return f"error {code}"

@@ -60,7 +60,11 @@ class PageMemory:
 
 def describe(pages: Pages, count: int, page_bytes: int, *, writable: bool) -> PageMemory:
     """The memory of `count` pages of `page_bytes` bytes. Raises ArgumentError where they are not that, or not usable."""
-    memory = _describe(pages, writable)
+    return checked(_describe(pages, writable), count, page_bytes)
+
+
+def checked(memory: PageMemory, count: int, page_bytes: int) -> PageMemory:
+    """`memory`, if it is that of `count` pages of `page_bytes` bytes. Raises ArgumentError where it is not."""
     if len(memory) != count:
         raise ArgumentError(f"{count} keys, but memory for {len(memory)} pages")
     if (memory.length <= 0).any():
@@ -75,24 +79,41 @@ def describe(pages: Pages, count: int, page_bytes: int, *, writable: bool) -> Pa
 
 def _describe(pages: Pages, writable: bool) -> PageMemory:
     if isinstance(pages, Pieces):
-        return _pieces(pages)
+        return pieces_memory(pages.address, pages.length, pages.owner)
     if isinstance(pages, np.ndarray):
         return _array(pages, writable)
-    if type(pages).__module__.partition(".")[0] == "torch":
-        return _tensor(pages, writable)
-    if isinstance(pages, Sequence) and not isinstance(pages, (bytes, bytearray, str)):
-        if not pages:
-            return PageMemory(np.zeros((0, 1), np.uint64), np.zeros((0, 1), np.int64), None)
-        parts = [_describe(_one_page(page), writable) for page in pages]
-        return PageMemory(
-            np.concatenate([part.address for part in parts]),
-            np.concatenate([part.length for part in parts]),
-            list(pages),
-        )
+    if is_tensor(pages):
+        if pages.device.type != "cpu":
+            raise ArgumentError(
+                f"tensors on {pages.device} cannot be moved by the host path; copy them to the CPU first"
+            )
+        return tensor_memory(pages, writable)
+    if is_sequence(pages):
+        return joined([_describe(one_page(page), writable) for page in pages], list(pages))
     raise ArgumentError(f"pages must be arrays, a CPU tensor or gdsstore.Pieces, not {type(pages).__name__}")
 
 
-def _one_page(page: Any) -> Any:
+def is_tensor(pages: Any) -> bool:
+    return type(pages).__module__.partition(".")[0] == "torch"
+
+
+def is_sequence(pages: Any) -> bool:
+    return isinstance(pages, Sequence) and not isinstance(pages, (bytes, bytearray, str))
+
+
+def joined(parts: list[PageMemory], owner: object) -> PageMemory:
+    """The pages of all parts, in order."""
+    if not parts:
+        return PageMemory(np.zeros((0, 1), np.uint64), np.zeros((0, 1), np.int64), owner)
+    return PageMemory(
+        np.concatenate([part.address for part in parts]),
+        np.concatenate([part.length for part in parts]),
+        owner,
+    )
+
+
+def one_page(page: Any) -> Any:
+    """An element of a sequence of pages, as pages of its own. Raises ArgumentError where it is no array."""
     try:
         return page[None]
     except (TypeError, IndexError):
@@ -101,13 +122,14 @@ def _one_page(page: Any) -> Any:
         ) from None
 
 
-def _pieces(pages: Pieces) -> PageMemory:
-    address = np.asarray(pages.address)
+def pieces_memory(addresses: npt.ArrayLike, lengths: npt.ArrayLike, owner: object) -> PageMemory:
+    """See `Pieces` for the shapes."""
+    address = np.asarray(addresses)
     if address.dtype.kind not in "iu" or address.ndim not in (1, 2):
         raise ArgumentError("Pieces.address must be integers of shape (n,) or (n, k)")
     address = address.astype(np.uint64)
     address = address[:, None] if address.ndim == 1 else address
-    length = np.asarray(pages.length)
+    length = np.asarray(lengths)
     if length.dtype.kind not in "iu":
         raise ArgumentError("Pieces.length must be integers, in bytes")
     if length.shape == (len(address),) and address.shape[1] == 1:
@@ -120,7 +142,7 @@ def _pieces(pages: Pieces) -> PageMemory:
         ) from None
     if (address == 0).any():
         raise ArgumentError("a piece has address 0")
-    return PageMemory(address, np.ascontiguousarray(length), pages.owner)
+    return PageMemory(address, np.ascontiguousarray(length), owner)
 
 
 def _array(pages: npt.NDArray[Any], writable: bool) -> PageMemory:
@@ -133,25 +155,23 @@ def _array(pages: npt.NDArray[Any], writable: bool) -> PageMemory:
     if len(pages) and not pages[0].flags.c_contiguous:
         raise ArgumentError("each page must be contiguous; describe scattered ones with gdsstore.Pieces")
     nbytes = pages[0].nbytes if len(pages) else 0
-    return _strided(pages.ctypes.data, len(pages), pages.strides[0], nbytes, pages, writable)
+    return strided(pages.ctypes.data, len(pages), pages.strides[0], nbytes, pages, writable)
 
 
-def _tensor(pages: Any, writable: bool) -> PageMemory:
-    if pages.device.type != "cpu":
-        raise ArgumentError(
-            f"tensors on {pages.device} cannot be moved by the host path; copy them to the CPU first"
-        )
+def tensor_memory(pages: Any, writable: bool) -> PageMemory:
+    """A torch tensor's memory, wherever it is."""
     if pages.dim() == 0 or (len(pages) and not pages[0].is_contiguous()):
         raise ArgumentError(
             "each page of a tensor must be contiguous; describe scattered ones with gdsstore.Pieces"
         )
     nbytes = pages[0].numel() * pages.element_size() if len(pages) else 0
-    return _strided(
+    return strided(
         pages.data_ptr(), len(pages), pages.stride(0) * pages.element_size(), nbytes, pages, writable
     )
 
 
-def _strided(base: int, count: int, stride: int, nbytes: int, owner: object, writable: bool) -> PageMemory:
+def strided(base: int, count: int, stride: int, nbytes: int, owner: object, writable: bool) -> PageMemory:
+    """`count` pages of `nbytes` bytes, each `stride` bytes after the one before."""
     if writable and count > 1 and abs(stride) < nbytes:  # numpy's sliding windows, torch's expand
         raise ArgumentError("cannot load into pages that share memory")
     offsets = np.arange(count, dtype=np.int64) * stride

@@ -8,6 +8,8 @@ import mmap
 import os
 import platform
 import struct
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,10 +20,15 @@ import pytest
 
 from gdsstore.engines.base import Engine, Op, RangePlan
 from gdsstore.engines.faulty import FaultyEngine
+from gdsstore.engines.kvikio import KvikioEngine
 from gdsstore.engines.nixl import NixlEngine
+from gdsstore.engines.nixl_gds import NixlGdsEngine
 from gdsstore.engines.posix import PosixEngine
 from gdsstore.errors import EngineError, MissingExtraError
+from tests.cudasim.fixtures import need
+from tests.engines.on_device import OnDevice
 
+ROOT = Path(__file__).parents[2]
 BLOCK = 4096
 TIMEOUT_S = 20.0
 Bytes = npt.NDArray[np.uint8]
@@ -34,6 +41,24 @@ MAKERS: dict[str, Callable[[], Engine]] = {
     "faulty-posix": lambda: FaultyEngine(PosixEngine(4), (), seed=0),
     "faulty-nixl": lambda: FaultyEngine(new_nixl(), (), seed=0),
 }
+
+# On the simulated GPU, and so in a process of their own.
+DEVICE_MAKERS: dict[str, Callable[[], Engine]] = {
+    "kvikio-direct": lambda: OnDevice(KvikioEngine(4)),
+    "kvikio-compat": lambda: OnDevice(KvikioEngine(4, compat=True)),
+    "nixl-gds-mt": lambda: OnDevice(NixlGdsEngine(128, threads=4)),
+}
+ON_GPU = pytest.mark.own_process(CUDASIM_POISON=0xEE, NIXL_LOG_LEVEL="FATAL")
+ALL_ENGINES = [*sorted(MAKERS), *(pytest.param(name, marks=ON_GPU) for name in sorted(DEVICE_MAKERS))]
+
+
+def make(name: str, request: pytest.FixtureRequest) -> Engine:
+    """The engine called `name`. Skips where it, or the simulated GPU that it needs, cannot be had."""
+    if name in MAKERS:
+        return MAKERS[name]()
+    request.getfixturevalue("gpu")
+    need(*(["kvikio"] if name.startswith("kvikio") else ["nixl", "nixl_cu13"]))
+    return DEVICE_MAKERS[name]()
 
 
 def new_nixl(in_flight_ranges: int = 128) -> NixlEngine:
@@ -85,6 +110,18 @@ def move(engine: Engine, op: Op, ranges: RangePlan) -> None:
     results = transfer.wait(TIMEOUT_S)
     assert results.complete(ranges).all(), results
     assert transfer.done
+
+
+def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own, which must end by itself."""
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 class HangingMemory:

@@ -13,6 +13,7 @@ import pytest
 
 from gdsstore.memory import pinning, syscalls
 from gdsstore.memory.arena import Arena
+from gdsstore.memory.cuda import load_driver
 
 NOT_INITIALIZED, DEINITIALIZED, INVALID_CONTEXT, OUT_OF_MEMORY, SICK = 3, 4, 201, 2, 700
 
@@ -171,7 +172,7 @@ def test_a_forked_child_leaves_the_parents_registration_alone(monkeypatch: pytes
 
 
 def test_a_missing_library_is_a_reason_and_not_an_error() -> None:
-    assert pinning.load_driver("libnot-there.so.9") is None
+    assert load_driver("libnot-there.so.9") is None
     assert pinning.register(0, 4096, None) == "not pinned: the loader finds no libcuda.so.1"
 
 
