@@ -3,7 +3,7 @@
 SGLang 0.5.23 chooses a pool's allocator by a fixed list of backend names, and a dynamic backend is not on it. The smallest
 supported way in is its plugin entry point (`sglang.srt.plugins`): installing gdsstore makes SGLang call `register` in each of its
 processes. It does nothing unless the extra config of this backend says `"host_allocator": true`, or there is none and
-GDSSTORE_HOST_ALLOCATOR=1 is set (a backend that is attached at run time comes after the pool was made).
+SGLANG_GDSSTORE_HOST_ALLOCATOR=1 is set (a backend that is attached at run time comes after the pool was made).
 
 SGLang pins what it gets with cudaHostRegister itself, so the arena does not.
 """
@@ -26,7 +26,9 @@ from gdsstore.memory.numa import node_of_path
 log = logging.getLogger("gdsstore.sglang")
 
 SWITCH = "host_allocator"
-ENVIRONMENT = "GDSSTORE_HOST_ALLOCATOR"
+ENVIRONMENT = (
+    "SGLANG_GDSSTORE_HOST_ALLOCATOR"  # not GDSSTORE_*: those are settings of the store, and this is none
+)
 CHOOSER = "sglang.srt.mem_cache.pool_host.common.get_allocator_from_storage"
 BACKEND_CLASS = "GdsStoreHiCache"
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from sglang.srt.mem_cache.pool_host.common import HostTensorAllocator
 
-from gdsstore import StoreError
+from gdsstore import Config, StoreError
 from sglang_backend import host_allocator
 from sglang_backend.host_allocator import is_wanted, make_allocator
 
@@ -24,11 +24,15 @@ OURS = {"class_name": "GdsStoreHiCache", "path": "/somewhere"}
     ("extra_config", "environment", "wanted"),
     [
         (OURS | {"host_allocator": True}, {}, True),
-        (OURS | {"host_allocator": False}, {"GDSSTORE_HOST_ALLOCATOR": "1"}, False),
+        (OURS | {"host_allocator": False}, {"SGLANG_GDSSTORE_HOST_ALLOCATOR": "1"}, False),
         (OURS, {}, False),
-        ({"class_name": "AnotherBackend", "host_allocator": True}, {"GDSSTORE_HOST_ALLOCATOR": "1"}, False),
-        ({}, {"GDSSTORE_HOST_ALLOCATOR": "1"}, True),  # a backend that is attached later
-        ({}, {"GDSSTORE_HOST_ALLOCATOR": "0"}, False),
+        (
+            {"class_name": "AnotherBackend", "host_allocator": True},
+            {"SGLANG_GDSSTORE_HOST_ALLOCATOR": "1"},
+            False,
+        ),
+        ({}, {"SGLANG_GDSSTORE_HOST_ALLOCATOR": "1"}, True),  # a backend that is attached later
+        ({}, {"SGLANG_GDSSTORE_HOST_ALLOCATOR": "0"}, False),
         ({}, {}, False),
     ],
 )
@@ -107,3 +111,8 @@ def test_a_forked_child_does_not_inherit_it() -> None:
                 flags = line
     assert " dc" in flags, "the range is not marked as not to be copied at fork"
     assert np.asarray(tensor).nbytes == 1 << 21
+
+
+def test_its_switch_is_no_setting_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(host_allocator.ENVIRONMENT, "1")
+    Config.load()  # refuses GDSSTORE_* that it does not know
