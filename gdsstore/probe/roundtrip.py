@@ -114,7 +114,7 @@ def _file(directory: Path, direct: bool) -> int:
     fd, name = tempfile.mkstemp(prefix=".gdsstore-doctor-", dir=directory)
     try:
         if direct:
-            again = os.open(name, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+            again = os.open(name, os.O_RDWR | os.O_DIRECT | os.O_NOFOLLOW | os.O_CLOEXEC)
             os.close(fd)
             fd = again
     except BaseException:
