@@ -184,9 +184,17 @@ class NixlEngine(Engine):
     def _move_again(self, part: Part) -> None:
         try:
             part.again = self._blame.submit(part.owner.op, part.plan)
+            if part.owner.cancelled:  # meanwhile, and `cancel_again` may have come before
+                part.again.wait(0.0)
         except EngineError as error:
             log.error("%d ranges fail: %s", len(part.plan), str(error))
             self._end(part, 0, errno.EIO)
+
+    def cancel_again(self, owner: NixlTransfer) -> None:
+        """Of what is being moved again for a transfer, nothing is begun any more."""
+        for part in self._active:
+            if part.owner is owner and part.again is not None:
+                part.again.wait(0.0)
 
     def _reap(self) -> None:
         before = self._active
@@ -196,6 +204,8 @@ class NixlEngine(Engine):
                 if progress is Progress.MOVED:
                     self._moved_by_nixl(part.owner.op, part.plan)
                     self._end(part, part.plan.length, 0)
+                elif progress is Progress.FAILED and part.owner.cancelled:
+                    self._end(part, 0, errno.ETIMEDOUT)  # moved again, it would come when the memory is somebody else's
                 elif progress is Progress.FAILED:
                     if self.moved_again == 0:
                         log.warning(

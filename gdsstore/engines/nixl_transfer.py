@@ -84,6 +84,7 @@ class NixlTransfer(Transfer):
             self.cancelled = True
             self._queued = 0
             self._over = self._under_way == 0
+        self._engine.cancel_again(self)
 
     def end(self, part: Part, moved: I64 | int, code: I32 | int) -> None:
         self._moved[part.index] = moved

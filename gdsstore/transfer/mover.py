@@ -269,6 +269,8 @@ class Mover:
                 flight.lease.release()
             let_go()
             return []
+        for transfer in unfinished:
+            transfer.wait(0.0)  # what has not begun does not begin any more
         if flight.lease is not None:
             flight.lease.quarantine(lambda: all(transfer.done for transfer in unfinished))
         self._counters.add("stuck_transfers", len(unfinished))
