@@ -11,33 +11,19 @@ on waiting.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import mmap
-import os
 
 import numpy as np
 import numpy.typing as npt
 
+from gdsstore.memory.syscalls import map_over
 from gdsstore.memory.views import PageMemory
 
 log = logging.getLogger("gdsstore.sglang")
 
 PAGE = mmap.PAGESIZE
-MAP_FIXED = 0x10
 ANONYMOUS_SHARED = "/dev/zero (deleted)"  # how the kernel names MAP_SHARED | MAP_ANONYMOUS
-_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-]
 
 
 def replace_pages(memory: PageMemory) -> bool:
@@ -49,11 +35,12 @@ def replace_pages(memory: PageMemory) -> bool:
     except OSError as error:  # no /proc, or no file descriptor left
         log.critical("it cannot be told which memory can be replaced: %s", error)
         return False
-    for start, stop in ranges:
-        got = _libc.mmap(start, stop - start, mmap.PROT_READ | mmap.PROT_WRITE, _FLAGS, -1, 0)
-        if got != start:
-            log.critical("memory could not be replaced: %s", os.strerror(ctypes.get_errno()))
-            return False
+    try:
+        for start, stop in ranges:
+            map_over(start, stop - start)
+    except OSError as error:
+        log.critical("memory could not be replaced: %s", error)
+        return False
     return True
 
 

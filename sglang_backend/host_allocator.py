@@ -10,7 +10,6 @@ SGLang pins what it gets with cudaHostRegister itself, so the arena does not.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import math
@@ -22,6 +21,7 @@ from typing import Any
 
 from gdsstore import Arena, GdsStoreError
 from gdsstore.memory.numa import node_of_path
+from gdsstore.memory.syscalls import advise
 
 log = logging.getLogger("gdsstore.sglang")
 
@@ -94,10 +94,10 @@ def make_allocator(
 
 def _keep_from_children(arena: Arena) -> None:
     """A fork would make this memory copy-on-write: the next write would move it away from where the GPU has it pinned."""
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    if madvise(arena.address, arena.size_bytes, mmap.MADV_DONTFORK) != 0:
-        log.warning("the host pool is inherited by forked processes: %s", os.strerror(ctypes.get_errno()))
+    try:
+        advise(arena.address, arena.size_bytes, mmap.MADV_DONTFORK)
+    except OSError as error:
+        log.warning("the host pool is inherited by forked processes: %s", error)
 
 
 def _extra_config() -> dict[str, Any]:

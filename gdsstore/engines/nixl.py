@@ -205,7 +205,9 @@ class NixlEngine(Engine):
                     self._moved_by_nixl(part.owner.op, part.plan)
                     self._end(part, part.plan.length, 0)
                 elif progress is Progress.FAILED and part.owner.cancelled:
-                    self._end(part, 0, errno.ETIMEDOUT)  # moved again, it would come when the memory is somebody else's
+                    self._end(
+                        part, 0, errno.ETIMEDOUT
+                    )  # moved again, it would come when the memory is somebody else's
                 elif progress is Progress.FAILED:
                     if self.moved_again == 0:
                         log.warning(

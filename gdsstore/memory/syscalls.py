@@ -12,6 +12,7 @@ import os
 import platform
 
 # From <asm-generic/mman-common.h> and <linux/mman.h>; equal on x86_64 and aarch64.
+MAP_FIXED = 0x10
 MAP_HUGETLB = 0x40000
 MAP_HUGE_SHIFT = 26
 MADV_HUGEPAGE = 14
@@ -49,6 +50,14 @@ def map_anonymous(length: int, flags: int = 0) -> int:
     if address is None or address == _MAP_FAILED:
         raise _last_error()
     return address
+
+
+def map_over(address: int, length: int) -> None:
+    """Put zeroed private memory in the place of whatever is mapped there, whole pages of it."""
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
+    if _libc.mmap(address, length, protection, kind, -1, 0) != address:
+        raise _last_error()
 
 
 def unmap(address: int, length: int) -> None:
