@@ -151,6 +151,21 @@ class CudaDevice:
 
         self._check(self._within(action), "a copy", to=hex(to), at=hex(at), nbytes=nbytes)
 
+    @property
+    def usable(self) -> bool:
+        """Not let go of, and not in a forked child, where CUDA does not work."""
+        return self._held and os.getpid() == self._owner_pid
+
+    def do(self, what: str, call: Callable[[Any], int], **context: Any) -> None:
+        """Make a call of the driver library's with the context current. Raises DeviceError, which names `what` and `context`."""
+        if not self._held:
+            raise DeviceError("the device was let go of already", device=self.ordinal)
+        self._check(self._within(lambda: int(call(self._driver))), what, **context)
+
+    def ask(self, call: Callable[[Any], int]) -> int:
+        """Make a call of the driver library's with the context current; its CUresult."""
+        return self._within(lambda: int(call(self._driver)))
+
     def close(self) -> None:
         """Let go of the context. Idempotent. Only after everything allocated was freed."""
         if not self._held or os.getpid() != self._owner_pid:
