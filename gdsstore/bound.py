@@ -17,8 +17,8 @@ from gdsstore.catalog.records import Locations, SegmentRow, SegmentState
 from gdsstore.errors import GdsStoreError, VolumeError
 from gdsstore.memory.views import PageMemory, Pages, describe
 from gdsstore.namespace import Keys, Namespace, as_key_array
+from gdsstore.transfer.flight import Placed
 from gdsstore.transfer.load import LoadJob, load
-from gdsstore.transfer.mover import Placed
 from gdsstore.transfer.results import LoadResult, PageStatus, SaveResult
 from gdsstore.transfer.save import SaveJob
 from gdsstore.volume.format import Geometry

@@ -8,16 +8,23 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from gdsstore.catalog.allocate import SegmentPool
 from gdsstore.catalog.heat import Heat
 from gdsstore.catalog.index import Catalog
 from gdsstore.config import Config, Durability
-from gdsstore.engines.base import Engine
+from gdsstore.engines.base import Engine, Op
+from gdsstore.engines.paths import Path
 from gdsstore.memory.arena import Arena
 from gdsstore.memory.numa import node_of_path
 from gdsstore.observe.counters import Counters
+from gdsstore.observe.paths import PathTotals
 from gdsstore.sequence import Sequencer
+from gdsstore.transfer.host_side import HostSide
 from gdsstore.transfer.mover import Mover
 from gdsstore.transfer.save import Saver
 from gdsstore.volume.files import SegmentFiles
@@ -59,37 +66,51 @@ class Staging:
                 self._arena.close(timeout_s)
 
 
-class Moving:
-    """What one process needs to move pages of one store."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What of a store the parts that move bytes work with."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        config: Config,
-        volumes: Sequence[Volume],
-        segment_bytes: int,
-        store_uuid: bytes,
-        catalog: Catalog,
-        pool: SegmentPool,
-        heat: Heat,
-        sequencer: Sequencer,
-        counters: Counters,
-    ) -> None:
+    config: Config
+    volumes: Sequence[Volume]
+    segment_bytes: int
+    uuid: bytes
+    catalog: Catalog
+    pool: SegmentPool
+    heat: Heat
+    sequencer: Sequencer
+    counters: Counters
+    paths: PathTotals
+
+    def saver(self, mover: Mover) -> Saver:
+        return Saver(
+            mover,
+            self.pool,
+            self.catalog,
+            self.heat,
+            self.sequencer,
+            entry_salt(self.uuid),
+            self.config.chunk_bytes,
+            self.config.durability is Durability.COMMIT,
+        )
+
+
+class Moving:
+    """What one process needs to move pages of host memory to and from one store."""
+
+    def __init__(self, engine: Engine, parts: Parts) -> None:
+        config, volumes = parts.config, parts.volumes
         self.engine = engine
-        self.files = SegmentFiles(engine, volumes, segment_bytes, config.max_open_files)
+        self.files = SegmentFiles(engine, volumes, parts.segment_bytes, config.max_open_files)
         self.staging = Staging(lambda: make_arena(config, config.staging_bytes, volumes[0]))
         alignment = max(volume.direct.memory_alignment for volume in volumes)
-        self.mover = Mover(engine, self.files, self.staging.arena, alignment, config.zero_copy, counters)
-        self.saver = Saver(
-            self.mover,
-            pool,
-            catalog,
-            heat,
-            sequencer,
-            entry_salt(store_uuid),
-            config.chunk_bytes,
-            config.durability is Durability.COMMIT,
-        )
+        side = HostSide(self.staging.arena, alignment, config.zero_copy)
+
+        def moved(op: Op, nbytes: npt.NDArray[np.int64]) -> None:
+            for volume in np.flatnonzero(nbytes).tolist():
+                parts.paths.add(Path.HOST, engine.name, volume, op, int(nbytes[volume]))
+
+        self.mover = Mover(engine, self.files, side, parts.counters, moved)
+        self.saver = parts.saver(self.mover)
 
     def close(self, timeout_s: float) -> None:
         """Wait for what is under way, then let go; whatever one step raises, the others happen."""

@@ -6,10 +6,8 @@ import contextlib
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -27,12 +25,14 @@ from gdsstore.config import Config, Durability, EngineName
 from gdsstore.directory import StoreDirectory, as_paths
 from gdsstore.engines.base import Engine
 from gdsstore.engines.choose import make_engine
-from gdsstore.errors import ConfigError, StoreBusyError, StoreClosedError
+from gdsstore.errors import ConfigError, StoreClosedError
 from gdsstore.layout import PageLayout
 from gdsstore.memory.arena import Arena
-from gdsstore.moving import Moving, make_arena
+from gdsstore.moving import Moving, Parts, make_arena
 from gdsstore.namespace import Namespace
 from gdsstore.observe.counters import Counters
+from gdsstore.observe.paths import PathTotals
+from gdsstore.open_stores import AFTER_FORK, claim, let_go
 from gdsstore.opening import close_parts, open_parts
 from gdsstore.sequence import Sequencer
 from gdsstore.upkeep import Upkeep
@@ -42,11 +42,6 @@ log = logging.getLogger("gdsstore.store")
 
 T = TypeVar("T")
 CLOSE_TIMEOUT_S = 30.0
-AFTER_FORK = "open stores behind the fork, or start the process with spawn"
-
-_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
-_inherited: list[Path] = []  # directories of stores that were open when this process was forked
-_open_lock = threading.Lock()
 
 
 def open(
@@ -89,6 +84,7 @@ class Store:
         found = as_paths(paths)
         self.config = config
         self.counters = Counters()
+        self._paths = PathTotals()
         self.directory = StoreDirectory(found[0])
         self._closed = self._forked = False
         self._writing = False
@@ -102,8 +98,8 @@ class Store:
             self.directory.prepare()
             self.locks = Locks(self.directory.root)
             undo.callback(self.locks.close)
-            _claim_in_process(self)
-            undo.callback(_open_stores.discard, self)
+            claim(self)
+            undo.callback(let_go, self)
             with self.locks.opening():
                 opened = open_parts(self.directory, self.locks, found, config)
             self.opened = opened
@@ -131,6 +127,18 @@ class Store:
                 self.segment_bytes,
                 self._room_taken,
             )
+            self._parts = Parts(
+                config,
+                self.volumes,
+                self.segment_bytes,
+                self.uuid,
+                self.catalog,
+                self.pool,
+                self.heat,
+                self.sequencer,
+                self.counters,
+                self._paths,
+            )
             if config.engine is not EngineName.AUTO and engine is None:
                 self.moving()  # asked for by name: whether it works is said now
             self.upkeep = Upkeep(self)
@@ -147,18 +155,7 @@ class Store:
                     posix_threads=config.posix_threads,
                     in_flight_ranges=config.in_flight_ranges,
                 )
-                self._moving = Moving(
-                    engine,
-                    config,
-                    self.volumes,
-                    self.segment_bytes,
-                    self.uuid,
-                    self.catalog,
-                    self.pool,
-                    self.heat,
-                    self.sequencer,
-                    self.counters,
-                )
+                self._moving = Moving(engine, self._parts)
             return self._moving
 
     def _room_taken(self) -> None:
@@ -248,11 +245,10 @@ class Store:
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Finish what is under way, at most `timeout_s`, make it durable and let go of everything. Idempotent."""
-        with _open_lock:
+        with self._idle:
             if self._closed or self._forked:
                 return
             self._closed = True
-        with self._idle:
             if not self._idle.wait_for(lambda: self._active == 0, timeout_s):
                 log.error(
                     "the store is closed under %d calls that did not end in %g s", self._active, timeout_s
@@ -261,7 +257,7 @@ class Store:
             self._executor.shutdown(wait=False, cancel_futures=True)
         self.upkeep.stop(timeout_s)
         with contextlib.ExitStack() as steps:  # runs them all, last first, whatever one raises
-            steps.callback(_open_stores.discard, self)
+            steps.callback(let_go, self)
             steps.callback(self.locks.close)
             steps.callback(close_parts, self.directory, self.locks, self.catalog)
             steps.callback(self.heat.close)
@@ -347,40 +343,3 @@ class Store:
         for fd in [*self.locks.fds, *(pool.lock_fds if pool else ())]:
             with contextlib.suppress(OSError):
                 os.close(fd)
-
-
-def _claim_in_process(store: Store) -> None:
-    """LMDB must not be opened twice in a process, so a store cannot be either."""
-    with _open_lock:
-        for other in _open_stores:
-            if _same(other.directory.root, store.directory.root):
-                raise StoreBusyError(
-                    "this process has the store open already; share that Store object between threads",
-                    path=str(store.directory.root),
-                )
-        if any(_same(root, store.directory.root) for root in _inherited):
-            # The child cannot close its copy either: that waits for ever where the parent was writing.
-            message = (
-                f"this process was forked while the store was open, and LMDB opens it only once; {AFTER_FORK}"
-            )
-            raise StoreBusyError(message, path=str(store.directory.root))
-        _open_stores.add(store)
-
-
-def _same(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except FileNotFoundError:  # an open store's directory was removed
-        return False
-
-
-def _after_fork_in_child() -> None:
-    global _open_lock
-    _open_lock = threading.Lock()
-    for store in list(_open_stores):
-        store.after_fork_in_child()
-        _inherited.append(store.directory.root)
-    _open_stores.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -46,7 +46,7 @@ class Detour:
                 log.warning("%s", str(error))
                 return done, errno.EFAULT
             done += moved
-            self._moved.add(op, Path.BOUNCE, moved)
+            self._moved.add(op, Path.BOUNCE, moved, fd)
             if code or moved < step:
                 # O_DIRECT cannot go on from the odd end of a file: that is a short transfer, as `moved` says.
                 return done, code

@@ -149,7 +149,7 @@ class KvikioEngine(WorkerEngine, DeviceEngine):
             code = errno_of(op, error)
             return (0, code) if code is not None else self._move_again(op, place, error)
         direct = target.direct and file.direct and self.path is Path.DIRECT
-        self.moved.add(op, Path.DIRECT if direct else Path.COMPAT, moved)
+        self.moved.add(op, Path.DIRECT if direct else Path.COMPAT, moved, place.fd)
         return moved, 0
 
     def _move_again(self, op: Op, place: Place, error: RuntimeError) -> tuple[int, int]:

@@ -108,6 +108,8 @@ class NixlGdsEngine(NixlEngine, DeviceEngine):
         return super()._refused(plan) | ~self.registered.find(plan.address, plan.length)[0]
 
     def _moved_by_nixl(self, op: Op, plan: RangePlan) -> None:
-        direct = int(plan.length[aligned(plan)].sum()) if self.path is Path.DIRECT else 0
-        self.moved.add(op, Path.DIRECT, direct)
-        self.moved.add(op, Path.COMPAT, plan.nbytes - direct)
+        direct = aligned(plan) if self.path is Path.DIRECT else np.zeros(len(plan), np.bool_)
+        for fd in np.unique(plan.fd).tolist():
+            mine = plan.fd == fd
+            self.moved.add(op, Path.DIRECT, int(plan.length[mine & direct].sum()), fd)
+            self.moved.add(op, Path.COMPAT, int(plan.length[mine & ~direct].sum()), fd)

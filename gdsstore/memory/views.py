@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,13 @@ Pages: TypeAlias = Any
 """`Pieces`, a numpy array or a CPU torch tensor whose first dimension counts pages, or a sequence of arrays, one a page."""
 
 
+class Ready(Protocol):
+    """Somebody's work on memory, which must end before ours begins."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for its end, at most `timeout_s`; whether it came. Raises DeviceError where the work failed."""
+
+
 @dataclass(frozen=True, slots=True)
 class PageMemory:
     """n pages of k pieces each. `address`: uint64 (n, k); `length` in bytes: int64 (n, k)."""
@@ -40,6 +47,7 @@ class PageMemory:
     address: U64
     length: I64
     owner: object
+    ready: Ready | None = None  # None: now
 
     def __len__(self) -> int:
         return len(self.address)
@@ -50,7 +58,7 @@ class PageMemory:
         return np.asarray(self.length.sum(axis=1), np.int64)
 
     def take(self, index: npt.NDArray[np.intp]) -> PageMemory:
-        return PageMemory(self.address[index], self.length[index], self.owner)
+        return PageMemory(self.address[index], self.length[index], self.owner, self.ready)
 
     def direct(self, memory_alignment: int) -> npt.NDArray[np.bool_]:
         """Which pages the drive can read and write in place: every piece aligned, in whole blocks. Shape (n,)."""

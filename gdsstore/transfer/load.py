@@ -11,12 +11,13 @@ import numpy.typing as npt
 
 from gdsstore.catalog.records import Locations
 from gdsstore.checksum.definition import finish, seeds
-from gdsstore.engines.base import Op, Transfer
+from gdsstore.engines.base import Op
 from gdsstore.errors import DeadlineError, EngineError
 from gdsstore.memory.views import PageMemory
-from gdsstore.transfer.mover import Flight, Mover, Placed
+from gdsstore.transfer.flight import Flight, Placed
+from gdsstore.transfer.mover import Mover
 from gdsstore.transfer.plan import AHEAD_CHUNKS, chunks
-from gdsstore.transfer.results import LoadResult, PageStatus, Statuses
+from gdsstore.transfer.results import LoadResult, PageStatus, Statuses, Unfinished
 from gdsstore.waiting import Deadline
 
 log = logging.getLogger("gdsstore.transfer")
@@ -51,7 +52,7 @@ def load(
     """Read the job's pages into their memory. `status` (one a key of the call) is filled in and returned. Does not raise."""
     status[job.at] = PageStatus.MISS_IO  # until better is known
     flights: list[tuple[npt.NDArray[np.intp], Flight]] = []
-    unfinished: list[Transfer] = []
+    unfinished: list[Unfinished] = []
 
     def finish_one() -> None:
         pages, flight = flights.pop(mover.first_done([flight for _, flight in flights], deadline))
@@ -116,29 +117,50 @@ def _finish(
 ) -> Statuses:
     status = mover.wait(flight, deadline)
     read = np.flatnonzero(status == PageStatus.PENDING)
-    if verify:
-        mine = pages[read]
-        want = job.where.checksum[mine]
-        seed = seeds(
-            job.keys[mine],
-            job.namespace_digest,
-            job.where.generation[mine],
-            job.where.payload_bytes[mine].astype(np.int64),
-        )
-        right = finish(mover.raw_checksums(flight, read), seed) == want
-        wrong = read[~right]
-        if len(wrong):
-            # Reclaimed while we read it, or damaged? Only the catalog can tell.
-            there = still_there(pages[wrong])
-            status[wrong] = np.where(there, PageStatus.MISS_CHECKSUM, PageStatus.MISS_RECLAIMED)
-    else:
+    try:
+        right = _check(mover, job, pages, flight, read, status, verify, still_there, deadline)
+        good = read[right]
+        if deadline.passed and len(flight.staged):  # the caller's memory may be somebody else's by now
+            late = good[np.isin(good, flight.staged)]
+            status[late] = PageStatus.MISS_DEADLINE
+            good = np.setdiff1d(good, late)
+        mover.scatter(flight, good, deadline)
+    except DeadlineError:
+        status[status == PageStatus.PENDING] = PageStatus.MISS_DEADLINE
+    except EngineError as error:
+        log.error("pages that were read could not be put in place: %s", error)
+        status[status == PageStatus.PENDING] = PageStatus.MISS_IO
+    status[status == PageStatus.PENDING] = PageStatus.LOADED
+    return status
+
+
+def _check(
+    mover: Mover,
+    job: LoadJob,
+    pages: npt.NDArray[np.intp],
+    flight: Flight,
+    read: npt.NDArray[np.intp],
+    status: Statuses,
+    verify: bool,
+    still_there: StillThere,
+    deadline: Deadline,
+) -> npt.NDArray[np.bool_]:
+    """Which of the pages `read` are what the catalog says; the others get their status. Shape (len(read),)."""
+    if not verify:
         right = still_there(pages[read])  # nothing but the generation guards against a reclaimed slot now
         status[read[~right]] = PageStatus.MISS_RECLAIMED
-    good = read[right]
-    if deadline.passed and len(flight.staged):  # the caller's memory may be somebody else's by now
-        late = good[np.isin(good, flight.staged)]
-        status[late] = PageStatus.MISS_DEADLINE
-        good = np.setdiff1d(good, late)
-    mover.scatter(flight, good)
-    status[good] = PageStatus.LOADED
-    return status
+        return right
+    mine = pages[read]
+    seed = seeds(
+        job.keys[mine],
+        job.namespace_digest,
+        job.where.generation[mine],
+        job.where.payload_bytes[mine].astype(np.int64),
+    )
+    right = finish(mover.raw_checksums(flight, read, deadline), seed) == job.where.checksum[mine]
+    wrong = read[~right]
+    if len(wrong):
+        # Reclaimed while we read it, or damaged? Only the catalog can tell.
+        there = still_there(pages[wrong])
+        status[wrong] = np.where(there, PageStatus.MISS_CHECKSUM, PageStatus.MISS_RECLAIMED)
+    return np.asarray(right, np.bool_)

@@ -10,60 +10,24 @@ import errno
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from gdsstore.checksum.host import raw_sums
-from gdsstore.engines.base import Engine, Op, Transfer
+from gdsstore.engines.base import Engine, Op
 from gdsstore.errors import DeadlineError, EngineError
-from gdsstore.layout import ALIGNMENT
-from gdsstore.memory.arena import Arena, Lease
-from gdsstore.memory.copying import copy_ranges, zero_ranges
 from gdsstore.memory.views import PageMemory
 from gdsstore.observe.counters import Counters
+from gdsstore.transfer.flight import U64, Flight, Placed, Side
 from gdsstore.transfer.plan import ChunkPlan, plan_chunk
-from gdsstore.transfer.results import PageStatus, Statuses
+from gdsstore.transfer.results import PageStatus, Statuses, Unfinished
 from gdsstore.volume.files import SegmentFiles
 from gdsstore.waiting import Deadline, pause
 
 log = logging.getLogger("gdsstore.transfer")
 
-BLOCK = ALIGNMENT
 POLL_S = 0.0005  # a chunk of 16 MiB takes several milliseconds
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-U64 = npt.NDArray[np.uint64]
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Where n pages lie on the drives; arrays of shape (n,)."""
-
-    segment: npt.NDArray[np.uint32]
-    volume: npt.NDArray[np.int64]
-    file_offset: npt.NDArray[np.int64]
-
-    def take(self, index: npt.NDArray[np.intp] | slice) -> Placed:
-        return Placed(self.segment[index], self.volume[index], self.file_offset[index])
-
-
-@dataclass(slots=True)
-class Flight:
-    """A chunk under way. `address` and `length` are what the drive sees: in place, or in the staging lease."""
-
-    op: Op
-    memory: PageMemory
-    staged: npt.NDArray[np.intp]  # pages that go through the lease
-    address: U64
-    length: npt.NDArray[np.int64]
-    fd: npt.NDArray[np.int32]
-    file_offset: npt.NDArray[np.int64]
-    status: Statuses
-    plan: ChunkPlan
-    transfers: list[Transfer]
-    lease: Lease | None
-    unpin: Callable[[], None]
 
 
 class Mover:
@@ -73,16 +37,15 @@ class Mover:
         self,
         engine: Engine,
         files: SegmentFiles,
-        arena: Callable[[], Arena],
-        memory_alignment: int,
-        zero_copy: bool,
+        side: Side,
         counters: Counters,
+        moved: Callable[[Op, npt.NDArray[np.int64]], None] = lambda op, nbytes: None,
     ) -> None:
-        self._engine, self._files, self._arena = engine, files, arena
-        self._alignment, self._zero_copy = memory_alignment, zero_copy
-        self._counters = counters
+        """`moved` is told the bytes that went to or came from each volume, by its index."""
+        self._engine, self._files, self._side = engine, files, side
+        self._counters, self._moved = counters, moved
         self._lock = threading.Lock()
-        self._stuck: list[tuple[Transfer, Callable[[], None]]] = []
+        self._stuck: list[tuple[list[Unfinished], Callable[[], None]]] = []
 
     def start(
         self, op: Op, memory: PageMemory, placed: Placed, record_bytes: int, deadline: Deadline, *, wait: bool
@@ -96,7 +59,7 @@ class Mover:
         lease = None
         if len(staged):
             try:
-                lease = self._arena().lease(len(staged) * record_bytes, deadline.left_s if wait else 0.0)
+                lease = self._side.lease(len(staged) * record_bytes, deadline.left_s if wait else 0.0)
             except DeadlineError:
                 if wait:
                     raise
@@ -121,20 +84,20 @@ class Mover:
         flight = Flight(
             op,
             memory,
+            record_bytes,
             staged,
             address,
             length,
             fd,
+            placed.volume,
             placed.file_offset,
             status,
             plan_chunk(fd[:0], placed.file_offset[:0], address[:0], length[:0]),
-            [],
             lease,
             lambda: self._files.unpin(segments, pinned),
         )
         try:
-            if op is Op.WRITE and lease is not None:
-                self._gather(flight, record_bytes)
+            self._side.prepare(flight, deadline)
             status[fd < 0] = PageStatus.MISS_SEGMENT if op is Op.READ else PageStatus.FAILED_IO
             if (
                 deadline.passed
@@ -148,9 +111,7 @@ class Mover:
 
     def in_place(self, memory: PageMemory, record_bytes: int) -> npt.NDArray[np.bool_]:
         """Which pages the drive reads and writes where they are; the others go through the staging arena. Shape (n,)."""
-        if not self._zero_copy:
-            return np.zeros(len(memory), np.bool_)
-        return np.asarray(memory.direct(self._alignment) & (memory.page_bytes == record_bytes), np.bool_)
+        return self._side.in_place(memory, record_bytes)
 
     def _submit(self, flight: Flight, pages: npt.NDArray[np.intp], *, merge: bool) -> None:
         plan = plan_chunk(
@@ -194,7 +155,7 @@ class Mover:
             results = flight.transfers[-1].wait(deadline.left_s)
             whole, errors = flight.plan.moved(results), flight.plan.errors(results)
             failed = pages[~whole[pages]]
-            self._counters.moved(flight.op, self._engine.name, int(results.moved.sum()), len(results.moved))
+            self._count(flight, results.moved)
             timed_out = errors[failed] == errno.ETIMEDOUT
             reading = flight.op is Op.READ
             flight.status[failed] = PageStatus.MISS_IO if reading else PageStatus.FAILED_IO
@@ -214,74 +175,53 @@ class Mover:
             flight.status[failed] = PageStatus.PENDING
         return flight.status
 
-    def raw_checksums(self, flight: Flight, pages: npt.NDArray[np.intp]) -> U64:
-        """Raw checksums of some of the chunk's pages, from the memory that the drive saw. Shape (len(pages),)."""
-        address, length = flight.address[pages], flight.length[pages]
-        first_block = (np.cumsum(length, axis=1) - length) // BLOCK
-        sums = raw_sums(
-            np.ascontiguousarray(address.ravel()),
-            np.ascontiguousarray(length.ravel()),
-            np.ascontiguousarray(first_block.ravel()),
-        )
-        return np.asarray(sums.reshape(address.shape).sum(axis=1, dtype=np.uint64), np.uint64)
+    def _count(self, flight: Flight, moved: npt.NDArray[np.int64]) -> None:
+        """`moved`: bytes of each request."""
+        self._counters.moved(flight.op, self._engine.name, int(moved.sum()), len(moved))
+        volume = np.zeros(len(moved), np.int64)
+        volume[flight.plan.request] = flight.volume[flight.plan.page]
+        self._moved(flight.op, np.bincount(volume, moved).astype(np.int64))
 
-    def scatter(self, flight: Flight, pages: npt.NDArray[np.intp]) -> None:
-        """Copy those of `pages` that were staged into the caller's memory."""
-        if flight.lease is None:
-            return
-        positions = np.flatnonzero(np.isin(flight.staged, pages))
-        self._copy(flight, positions, to_lease=False)
+    def raw_checksums(self, flight: Flight, pages: npt.NDArray[np.intp], deadline: Deadline) -> U64:
+        """Raw checksums of some of the chunk's pages, from the memory that the drive saw. Shape (len(pages),).
 
-    def _gather(self, flight: Flight, record_bytes: int) -> None:
-        """Copy the staged pages into the lease, and zero what pads them to whole blocks."""
-        self._copy(flight, np.arange(len(flight.staged)), to_lease=True)
-        used = flight.memory.page_bytes[flight.staged]
-        padded = np.flatnonzero(used < record_bytes)
-        if len(padded):
-            start = flight.address[flight.staged[padded], 0] + used[padded].astype(np.uint64)
-            zero_ranges(start, record_bytes - used[padded])
+        Raises DeadlineError, EngineError: see `Side`.
+        """
+        return self._side.raw_checksums(flight, pages, deadline)
 
-    def _copy(self, flight: Flight, positions: npt.NDArray[np.intp], *, to_lease: bool) -> None:
-        pages = flight.staged[positions]
-        length = flight.memory.length[pages]
-        inside = flight.address[pages, :1] + (np.cumsum(length, axis=1) - length).astype(np.uint64)
-        outside = flight.memory.address[pages]
-        source, destination = (outside, inside) if to_lease else (inside, outside)
-        copy_ranges(
-            np.ascontiguousarray(source.ravel()),
-            np.ascontiguousarray(destination.ravel()),
-            np.ascontiguousarray(length.ravel()),
-        )
+    def scatter(self, flight: Flight, pages: npt.NDArray[np.intp], deadline: Deadline) -> None:
+        """Copy those of `pages` that were staged into the caller's memory. Raises as `raw_checksums` does."""
+        self._side.scatter(flight, pages, deadline)
 
-    def drop(self, flight: Flight, after: Callable[[], None] = lambda: None) -> list[Transfer]:
+    def drop(self, flight: Flight, after: Callable[[], None] = lambda: None) -> list[Unfinished]:
         """End a flight: give its staging and descriptors back, or keep them until the engine has let go of them.
 
-        `after` is called when that is so, now or in a later `sweep`. Returns the transfers that are not done.
+        `after` is called when that is so, now or in a later `sweep`. Returns what is not done.
         """
 
         def let_go() -> None:
             flight.unpin()
             after()
 
-        unfinished = [transfer for transfer in flight.transfers if not transfer.done]
+        unfinished = flight.unfinished
         if not unfinished:
             if flight.lease is not None:
                 flight.lease.release()
             let_go()
             return []
-        for transfer in unfinished:
+        for transfer in flight.transfers:
             transfer.wait(0.0)  # what has not begun does not begin any more
         if flight.lease is not None:
-            flight.lease.quarantine(lambda: all(transfer.done for transfer in unfinished))
+            flight.lease.quarantine(lambda: all(work.done for work in unfinished))
         self._counters.add("stuck_transfers", len(unfinished))
         with self._lock:
-            self._stuck.append((unfinished[-1], let_go))
+            self._stuck.append((unfinished, let_go))
         return unfinished
 
     def sweep(self) -> int:
         """Let go of what belonged to stuck transfers that have ended. Returns how many are still stuck."""
         with self._lock:
-            ended = [entry for entry in self._stuck if entry[0].done]
+            ended = [entry for entry in self._stuck if all(work.done for work in entry[0])]
             self._stuck = [entry for entry in self._stuck if entry not in ended]
             left = len(self._stuck)
         for _, let_go in ended:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-from gdsstore.engines.base import Transfer
 
 
 class PageStatus(IntEnum):
@@ -33,12 +32,19 @@ class PageStatus(IntEnum):
 Statuses = npt.NDArray[np.uint8]
 
 
+class Unfinished(Protocol):
+    """Something that may still use memory: a transfer, or work on a device."""
+
+    @property
+    def done(self) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class CallResult:
     """One status a key, in the order of the keys. `status`: uint8 (n,), values of PageStatus."""
 
     status: Statuses
-    unfinished: Sequence[Transfer] = field(default=(), repr=False)
+    unfinished: Sequence[Unfinished] = field(default=(), repr=False)
 
     @property
     def ok(self) -> npt.NDArray[np.bool_]:
@@ -65,7 +71,7 @@ class CallResult:
 
         While this is true, keep that memory alive and use it for nothing else.
         """
-        return any(not transfer.done for transfer in self.unfinished)
+        return any(not work.done for work in self.unfinished)
 
 
 class SaveResult(CallResult):

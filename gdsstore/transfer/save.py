@@ -15,13 +15,14 @@ from gdsstore.catalog.heat import Heat
 from gdsstore.catalog.index import Catalog
 from gdsstore.catalog.records import Run, SegmentState
 from gdsstore.checksum.definition import finish, seeds
-from gdsstore.engines.base import Op, Transfer
+from gdsstore.engines.base import Op
 from gdsstore.errors import DeadlineError, EngineError, GdsStoreError, from_os_error
 from gdsstore.memory.views import PageMemory
 from gdsstore.sequence import Sequencer
-from gdsstore.transfer.mover import NO_SPACE, Flight, Mover, Placed
+from gdsstore.transfer.flight import Flight, Placed
+from gdsstore.transfer.mover import NO_SPACE, Mover
 from gdsstore.transfer.plan import AHEAD_CHUNKS, chunks
-from gdsstore.transfer.results import PageStatus, SaveResult, Statuses
+from gdsstore.transfer.results import PageStatus, SaveResult, Statuses, Unfinished
 from gdsstore.volume.format import ENTRY, FLAG_STORED, Entries, seal_entries
 from gdsstore.volume.volume import write_entries
 from gdsstore.waiting import Deadline
@@ -80,7 +81,7 @@ class Saver:
         """Write the job's pages. `status` (one a key of the call) is filled in and returned. Does not raise."""
         parts: list[_Part] = []
         written: list[tuple[_Part, list[Run]]] = []
-        unfinished: list[Transfer] = []
+        unfinished: list[Unfinished] = []
         committed, enough = 0, EARLY_COMMIT_BYTES // job.record_bytes
 
         def finish_one() -> None:
@@ -141,7 +142,7 @@ class Saver:
             return [], _failure(error)
         return runs, PageStatus.FAILED_DEADLINE if deadline.passed else PageStatus.FAILED_NO_SPACE
 
-    def _drop(self, part: _Part) -> list[Transfer]:
+    def _drop(self, part: _Part) -> list[Unfinished]:
         """Give a chunk's staging back. Its segments stay ours while the drive may still write to them."""
         for run in part.runs:
             self._pool.hold(run)
@@ -193,15 +194,21 @@ class Saver:
             self._let_go(runs, failed=failure is PageStatus.FAILED_IO)
             return None
         # While the drive writes: nobody may change the memory of a save under way, so it does not matter when we read it.
-        raw = self._mover.raw_checksums(flight, np.arange(len(pages)))
-        return _Part(pages, runs, segment, slot, generation, flight, raw, trusted=not deadline.passed)
+        try:
+            raw, trusted = self._mover.raw_checksums(flight, np.arange(len(pages)), deadline), True
+        except GdsStoreError as error:
+            log.error("the checksums of a save could not be computed: %s", error)
+            raw, trusted = np.zeros(len(pages), np.uint64), False
+        trusted = trusted and not deadline.passed
+        return _Part(pages, runs, segment, slot, generation, flight, raw, trusted)
 
     def _finish(self, job: SaveJob, part: _Part, status: Statuses, deadline: Deadline) -> list[Run]:
         """Wait for a chunk's payload and write its table entries; the runs that may be committed."""
         mine = part.pages
         outcome = self._mover.wait(part.flight, deadline)
         if not part.trusted:
-            outcome[outcome == PageStatus.PENDING] = PageStatus.FAILED_DEADLINE
+            late = PageStatus.FAILED_DEADLINE if deadline.passed else PageStatus.FAILED_IO
+            outcome[outcome == PageStatus.PENDING] = late
         good = outcome == PageStatus.PENDING
         payload = job.memory.page_bytes[mine]
         seed = seeds(job.keys[mine], job.namespace_digest, part.generation, payload)

@@ -17,7 +17,9 @@ from gdsstore.memory.arena import Arena, Lease
 from gdsstore.memory.views import PageMemory
 from gdsstore.moving import make_arena
 from gdsstore.observe.counters import Counters
-from gdsstore.transfer.mover import Flight, Mover, Placed
+from gdsstore.transfer.flight import Flight, Placed
+from gdsstore.transfer.host_side import HostSide
+from gdsstore.transfer.mover import Mover
 from gdsstore.transfer.plan import chunks
 from gdsstore.transfer.results import PageStatus, Statuses
 from gdsstore.verify.agreement import namespaces_of
@@ -48,7 +50,7 @@ class PayloadReader:
     def __init__(self, engine: Engine, volumes: Sequence[Volume], segment_bytes: int, config: Config) -> None:
         self._engine, self._volumes, self._config = engine, volumes, config
         self._files = SegmentFiles(engine, volumes, segment_bytes, OPEN_FILES)
-        self._mover = Mover(engine, self._files, self._staging, 4096, True, Counters())
+        self._mover = Mover(engine, self._files, HostSide(self._staging, 4096, zero_copy=True), Counters())
         self._arena: Arena | None = None
 
     def check(self, table: Table, volume: Volume, slots: I64, advance: Advance) -> Statuses:
@@ -75,7 +77,7 @@ class PayloadReader:
             try:
                 outcome = self._mover.wait(flight, deadline)
                 read = np.flatnonzero(outcome == PageStatus.PENDING)
-                got = finish(self._mover.raw_checksums(flight, read), seed[part][read])
+                got = finish(self._mover.raw_checksums(flight, read, deadline), seed[part][read])
                 right = got == entries["checksum"][part][read]
                 outcome[read] = np.where(right, PageStatus.LOADED, PageStatus.MISS_CHECKSUM)
                 status[part] = outcome

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,15 +22,26 @@ log = logging.getLogger("gdsstore.volume")
 @dataclass(slots=True)
 class _Open:
     fd: int
+    volume: int
     pins: int = 0
     doomed: bool = False  # close when nobody uses it any more
 
 
 class SegmentFiles:
-    """Descriptors by segment id. Thread-safe. A descriptor stays open, and attached, while it is pinned."""
+    """Descriptors by segment id. Thread-safe. A descriptor stays open, and attached, while it is pinned.
 
-    def __init__(self, engine: Engine, volumes: Sequence[Volume], segment_bytes: int, max_open: int) -> None:
-        self._engine, self._volumes = engine, volumes
+    `leaving` is called with a descriptor and its volume before it is detached.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        volumes: Sequence[Volume],
+        segment_bytes: int,
+        max_open: int,
+        leaving: Callable[[int, int], None] = lambda fd, volume: None,
+    ) -> None:
+        self._engine, self._volumes, self._leaving = engine, volumes, leaving
         self._segment_bytes, self._max_open = segment_bytes, max_open
         self._lock = threading.Lock()
         self._files: OrderedDict[int, _Open] = OrderedDict()  # least recently used first
@@ -58,6 +69,11 @@ class SegmentFiles:
                     file.pins -= 1
             self._close_idle()
 
+    def open_files(self) -> list[tuple[int, int]]:
+        """Descriptor and volume of each file that is open now."""
+        with self._lock:
+            return [(file.fd, file.volume) for file in self._files.values()]
+
     def close(self) -> None:
         """Close what nobody uses. What is still pinned stays open: closing it under a transfer would hit another file."""
         with self._lock:
@@ -79,7 +95,7 @@ class SegmentFiles:
             os.close(fd)
             log.error("segment %s: %s", self._volumes[volume].segment_path(segment), error)
             return None
-        file = self._files[segment] = _Open(fd)
+        file = self._files[segment] = _Open(fd, volume)
         return file
 
     def _close_idle(self) -> None:
@@ -89,6 +105,7 @@ class SegmentFiles:
         for segment, file in list(self._files.items()):
             if file.pins == 0 and (file.doomed or surplus > 0):
                 del self._files[segment]
+                self._leaving(file.fd, file.volume)
                 self._engine.detach(file.fd)
                 os.close(file.fd)
                 surplus -= 1

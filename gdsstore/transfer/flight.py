@@ -1,0 +1,96 @@
+"""A chunk under way, and what moving it asks of the memory that its pages are in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from gdsstore.engines.base import Op, Transfer
+from gdsstore.memory.lease import Lease
+from gdsstore.memory.views import PageMemory
+from gdsstore.transfer.plan import ChunkPlan
+from gdsstore.transfer.results import Statuses, Unfinished
+from gdsstore.waiting import Deadline
+
+U64 = npt.NDArray[np.uint64]
+Ints = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where n pages lie on the drives; arrays of shape (n,)."""
+
+    segment: npt.NDArray[np.uint32]
+    volume: npt.NDArray[np.int64]
+    file_offset: npt.NDArray[np.int64]
+
+    def take(self, index: npt.NDArray[np.intp] | slice) -> Placed:
+        return Placed(self.segment[index], self.volume[index], self.file_offset[index])
+
+
+@dataclass(slots=True)
+class Flight:
+    """A chunk under way. `address` and `length` are what the drive sees: in place, or in the staging lease."""
+
+    op: Op
+    memory: PageMemory
+    record_bytes: int
+    staged: Ints  # pages that go through the lease
+    address: U64
+    length: npt.NDArray[np.int64]
+    fd: npt.NDArray[np.int32]
+    volume: npt.NDArray[np.int64]
+    file_offset: npt.NDArray[np.int64]
+    status: Statuses
+    plan: ChunkPlan
+    lease: Lease | None
+    unpin: Callable[[], None]
+    transfers: list[Transfer] = field(default_factory=list)
+    device_work: list[Unfinished] = field(default_factory=list)  # kernels on the pages' device
+    scattered: bool = False  # the staged pages of a READ are where they belong
+    sums: U64 | None = None  # raw checksums that came with the gathering, shape (n,)
+
+    @property
+    def unfinished(self) -> list[Unfinished]:
+        """What may still use the pages' memory or the lease."""
+        return [work for work in (*self.transfers, *self.device_work) if not work.done]
+
+
+class Side(ABC):
+    """The memory that pages are in (the host's, or a device's) and what is done to their bytes there. Thread-safe.
+
+    What waits raises DeadlineError where it did not end in time (it is then in the flight's `unfinished`), and EngineError
+    where the device failed.
+    """
+
+    @abstractmethod
+    def in_place(self, memory: PageMemory, record_bytes: int) -> npt.NDArray[np.bool_]:
+        """Which pages the drive reads and writes where they are; the others go through a lease. Shape (n,)."""
+
+    @abstractmethod
+    def lease(self, nbytes: int, timeout_s: float) -> Lease:
+        """Staging memory. Raises DeadlineError where there was no room in time."""
+
+    @abstractmethod
+    def prepare(self, flight: Flight, deadline: Deadline) -> None:
+        """Before the drive comes: wait until the pages' memory may be used; of a WRITE, fill the lease and its padding."""
+
+    @abstractmethod
+    def raw_checksums(self, flight: Flight, pages: Ints, deadline: Deadline) -> U64:
+        """Raw checksums of some of the chunk's pages, from the memory that the drive saw. Shape (len(pages),).
+
+        May copy staged pages of a READ to where they belong in the same pass.
+        """
+
+    @abstractmethod
+    def scatter(self, flight: Flight, pages: Ints, deadline: Deadline) -> None:
+        """Copy those of `pages` that were staged into the caller's memory, where `raw_checksums` has not."""
+
+
+def first_blocks(length: npt.NDArray[np.int64], block: int) -> npt.NDArray[np.int64]:
+    """For each piece, the index in its record of the block that it begins with. Shape (n, k)."""
+    return np.asarray((np.cumsum(length, axis=1) - length) // block, np.int64)
