@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,15 +15,22 @@ from rich.text import Text
 from gdsstore.cli.options import JsonFile, Quiet
 from gdsstore.cli.output import Output
 from gdsstore.errors import ArgumentError, from_os_error
-from gdsstore.probe.advice import Finding, IoPath, Severity, State, Verdict, findings, verdicts
+from gdsstore.probe.advice import Finding, IoPath, Severity, State, Verdict, exit_code, findings, verdicts
+from gdsstore.probe.advice.verdicts import DIRECT_WORKS, DOES_NOT_WORK, NOT_DIRECT
+from gdsstore.probe.derived import why_no_gpu
+from gdsstore.probe.device_trips import ENGINES as DEVICE_ENGINES
+from gdsstore.probe.device_trips import device_round_trip
 from gdsstore.probe.facts import MachineFacts
 from gdsstore.probe.gather import gather
-from gdsstore.probe.roundtrip import ENGINES, Outcome, Trip, round_trip
+from gdsstore.probe.roundtrip import ENGINES as HOST_ENGINES
+from gdsstore.probe.roundtrip import round_trip
 from gdsstore.probe.summary import about
+from gdsstore.probe.trips import Trip
+from gdsstore.sizes import MiB
 
-NOT_DIRECT, DOES_NOT_WORK = 1, 2
 STYLES = {
     State.WORKS: "green",
+    State.SHOULD: "cyan",
     State.NOT_DIRECT: "yellow",
     State.DOES_NOT: "red",
     State.NOT_KNOWN: "cyan",
@@ -67,9 +75,8 @@ def doctor(
 ) -> None:
     """Tell what works between drive, host memory and GPU, what that costs where it does not, and the exact next step.
 
-    Writes, reads back and compares 64 MiB with each engine for host memory, in a file that is gone afterwards. The
-    verdict on the direct path comes from facts alone. Exit code 0: direct works; 1: works, but not direct, or nobody
-    can tell; 2: does not work.
+    Writes, reads back and compares 64 MiB with each engine, for host memory and for the first GPU's, in files that are
+    gone afterwards. Exit code 0: bytes went direct; 1: works, but not direct, or nobody tried; 2: does not work.
     """
     output = Output(json, quiet)
     if facts is not None and path is not None:
@@ -80,55 +87,41 @@ def doctor(
     if facts is None and not directory.is_dir():
         raise ArgumentError("PATH must be a directory that is there", path=str(directory))
     with output.status("looking") as say:
-        found = _read(facts) if facts is not None else gather(directory)
-        if save_facts is not None:
-            _save(found, save_facts)
-        trips = _trips(found, directory, say) if facts is None else ()
-    advice = findings(found)
-    judged = _with_trips(verdicts(found), trips)
-    code = _exit_code(judged)
-    output.show(_view(found, judged, advice, trips, code), _result(found, judged, advice, trips, code))
+        found = _read(facts) if facts is not None else _tried(gather(directory), directory, say)
+    if save_facts is not None:
+        _save(found, save_facts)
+    advice, judged = findings(found), verdicts(found)
+    code = exit_code(judged)
+    output.show(_view(found, judged, advice, code), _result(found, judged, advice, code))
     if code:
         raise typer.Exit(code)
 
 
-def _trips(found: MachineFacts, directory: Path, say: Any) -> tuple[Trip, ...]:
+def _tried(found: MachineFacts, directory: Path, say: Any) -> MachineFacts:
+    """The facts, with a round trip of each engine."""
     if found.storage.writable is False:
-        return ()
-    done = []
-    for engine in ENGINES:
+        return found
+    trips = []
+    for engine in HOST_ENGINES:
         say(f"engine {engine}")
-        done.append(round_trip(engine, directory, direct=bool(found.storage.o_direct)))
-    return tuple(done)
-
-
-def _with_trips(judged: tuple[Verdict, ...], trips: tuple[Trip, ...]) -> tuple[Verdict, ...]:
-    """The posix engine works everywhere: where it fails, nothing else has a chance."""
-    failed = [trip for trip in trips if trip.engine == "posix" and trip.outcome is Outcome.FAILED]
-    if not failed:
-        return judged
-    reason = f"The round trip failed: {failed[0].detail}"
-    return tuple(Verdict(each.path, State.DOES_NOT, reason) for each in judged)
-
-
-def _exit_code(judged: tuple[Verdict, ...]) -> int:
-    states = {each.path: each.state for each in judged}
-    if states[IoPath.HOST] is State.DOES_NOT:
-        return DOES_NOT_WORK
-    return 0 if states[IoPath.DIRECT] is State.WORKS else NOT_DIRECT
+        trips.append(round_trip(engine, directory, o_direct=bool(found.storage.o_direct)))
+    for engine in DEVICE_ENGINES:
+        say(f"engine {engine}, with GPU memory")
+        trip = device_round_trip(engine, directory, found)
+        trips += [] if trip is None else [trip]
+    return replace(found, round_trips=tuple(trips))
 
 
 def _result(
     found: MachineFacts,
     judged: tuple[Verdict, ...],
     advice: tuple[Finding, ...],
-    trips: tuple[Trip, ...],
     code: int,
 ) -> dict[str, Any]:
     return {
         "verdicts": [each.to_dict() for each in judged],
         "findings": [each.to_dict() for each in advice],
-        "round_trips": [each.to_dict() for each in trips],
+        "round_trips": [each.to_dict() for each in found.round_trips],
         "facts": found.to_dict(),
         "exit_code": code,
     }
@@ -138,23 +131,24 @@ def _view(
     found: MachineFacts,
     judged: tuple[Verdict, ...],
     advice: tuple[Finding, ...],
-    trips: tuple[Trip, ...],
     code: int,
 ) -> list[RenderableType]:
     parts: list[RenderableType] = [_machine(found), _verdicts(judged)]
-    if trips:
+    if found.round_trips:
         parts += [
-            _measured(trips),
+            _measured(found.round_trips),
             Text("Written, read back and compared. No benchmark: see `gdsstore bench host`."),
         ]
+        no_gpu = why_no_gpu(found)
+        parts += [] if no_gpu is None else [Text(f"With GPU memory nothing was tried. {no_gpu}")]
     for each in advice:
         parts += ["", _finding(each)]
     summary = {
-        0: "The direct path works, by all that can be seen. Run with CUFILE_ALLOW_COMPAT_MODE=false once to prove it.",
-        NOT_DIRECT: "A store works here, but bytes do not go straight between drive and GPU, or nobody can tell.",
+        DIRECT_WORKS: "The direct path works: bytes went between drive and GPU while cuFile was not allowed to fall back.",
+        NOT_DIRECT: "A store works here, but bytes do not go straight between drive and GPU, or nobody tried.",
         DOES_NOT_WORK: "A store does not work here.",
     }
-    style = {0: "bold green", NOT_DIRECT: "bold yellow", DOES_NOT_WORK: "bold red"}
+    style = {DIRECT_WORKS: "bold green", NOT_DIRECT: "bold yellow", DOES_NOT_WORK: "bold red"}
     first = next((each for each in advice if each.severity in (Severity.BLOCKS, Severity.MAY_BLOCK)), None)
     parts += ["", Text(summary[code], style=style[code])]
     if first is not None and code:
@@ -184,23 +178,35 @@ def _verdicts(judged: tuple[Verdict, ...]) -> Table:
 def _measured(trips: tuple[Trip, ...]) -> Table:
     table = Table(title="round trip (a glimpse)", title_justify="left")
     table.add_column("engine")
+    table.add_column("path", overflow="fold")
     table.add_column("result", overflow="fold")
     for column in ("MiB", "write GB/s", "read GB/s"):
         table.add_column(column, justify="right")
     for each in trips:
-        works = each.outcome is Outcome.WORKS
-        text = each.outcome.value if works else f"{each.outcome.value}: {each.detail}"
+        text = each.outcome.value if each.detail is None else f"{each.outcome.value}: {each.detail}"
+        good = each.works and (each.device is None or each.path is IoPath.DIRECT)
         table.add_row(
-            each.engine,
+            each.engine if each.device is None else f"{each.engine}, GPU {each.device}",
+            _path(each),
             Text(
-                text + (" (page cache)" if works and not each.direct else ""),
-                style="green" if works else "yellow",
+                text + (" (page cache)" if each.works and not each.o_direct else ""),
+                style="green" if good else "yellow" if each.works else "red",
             ),
-            f"{each.nbytes >> 20}" if works else "",
+            f"{each.nbytes // MiB}" if each.nbytes else "",
             _speed(each.write_gbps),
             _speed(each.read_gbps),
         )
     return table
+
+
+def _path(trip: Trip) -> Text:
+    """The path of a round trip, with what the engine counted where that were several."""
+    counted = [(each.direct, each.compat, each.bounce) for each in (trip.written, trip.read) if each]
+    sums = {path: sum(each) for path, each in zip(IoPath, zip(*counted, strict=True), strict=False)}
+    several = [f"{path.value} {nbytes // MiB}" for path, nbytes in sums.items() if nbytes]
+    if len(several) > 1:
+        return Text(f"{', '.join(several)} MiB")
+    return Text("" if trip.path is None else trip.path.value)
 
 
 def _finding(each: Finding) -> Text:

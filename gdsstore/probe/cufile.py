@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from gdsstore.probe.child import ask
 from gdsstore.probe.facts import CuFile, CuFileConfig, CuFileDriver, NvidiaFs
 from gdsstore.probe.tree import Tree
 
@@ -133,24 +132,15 @@ def _version(tree: Tree, library: str | None) -> str | None:
 
 def _ask_driver(library: str) -> CuFileDriver:
     script = Path(__file__).with_name("cufile_driver.py")
-    # cuFile writes cufile.log to where it runs, so it runs in a folder that goes.
-    with tempfile.TemporaryDirectory(prefix="gdsstore-doctor-") as folder:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-I", str(script), library],
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                timeout=DRIVER_DEADLINE_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return CuFileDriver(error=f"cuFileDriverOpen did not return within {DRIVER_DEADLINE_S:.0f} s")
-    try:
-        said = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
+    said = ask(["-I", str(script), library], DRIVER_DEADLINE_S)
+    if said.exit_code is None:
         return CuFileDriver(
-            error=f"the process that opened cuFile's driver died (exit code {done.returncode})"
+            error=f"cuFileDriverOpen did not return within {DRIVER_DEADLINE_S:.0f} s", hung=True
         )
-    routes = said.pop("nvme_routes", None)
-    return CuFileDriver(**said, nvme_routes=None if routes is None else tuple(routes))
+    if said.answer is None:
+        return CuFileDriver(
+            error=f"the process that opened cuFile's driver died (exit code {said.exit_code})"
+        )
+    answer = dict(said.answer)
+    routes = answer.pop("nvme_routes", None)
+    return CuFileDriver(**answer, nvme_routes=None if routes is None else tuple(routes))

@@ -75,6 +75,18 @@ def wants_p2pdma(facts: MachineFacts) -> bool:
     return switched(environment.cufile_use_pcip2pdma, config.use_pci_p2pdma, False)
 
 
+def why_no_gpu(facts: MachineFacts) -> str | None:
+    """Why no program here can use a GPU; None where one can."""
+    nvidia = facts.nvidia
+    if not nvidia.gpus:
+        return "There is no usable GPU."
+    if nvidia.cuda is not None and nvidia.cuda.error:
+        return f"CUDA does not start: {nvidia.cuda.error}."
+    if nvidia.cuda is not None and not nvidia.cuda.devices:
+        return "CUDA offers no GPU."
+    return None
+
+
 def on_fabric(drive: Drive) -> bool:
     """Whether an NVMe drive is in another machine."""
     return drive.kind == "nvme" and drive.transport not in (None, "pcie")

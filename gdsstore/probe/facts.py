@@ -9,9 +9,11 @@ import dataclasses
 import json
 import types
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from gdsstore.errors import ArgumentError
+from gdsstore.probe.trips import Trip
 
 FORMAT = 1
 
@@ -35,6 +37,14 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Cuda:
+    """What the CUDA driver library said. `devices`: PCI addresses of the GPUs that it offers, in its order; the first is 0."""
+
+    error: str | None = None
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Nvidia:
     """`driver`: whether the kernel driver is loaded. `module`: "open" or "proprietary". `error`: trouble other than no GPU."""
 
@@ -45,6 +55,7 @@ class Nvidia:
     gpus: tuple[Gpu, ...] = ()
     gpus_without_driver: tuple[str, ...] = ()  # PCI addresses
     error: str | None = None
+    cuda: Cuda | None = None  # None: not asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,7 @@ class CuFileDriver:
 
     opened: bool = False
     error: str | None = None
+    hung: bool = False  # it did not return in time
     nvme_supported: bool | None = None
     nvme_routes: tuple[str, ...] | None = None
     nvidia_fs_version: str | None = None
@@ -128,6 +140,7 @@ class Environment:
     """Environment variables that change a path, as they are set."""
 
     pytorch_alloc_conf: str | None = None
+    cuda_visible_devices: str | None = None
     kvikio_compat_mode: str | None = None
     cufile_allow_compat_mode: str | None = None
     cufile_force_compat_mode: str | None = None
@@ -202,6 +215,7 @@ class MachineFacts:
     environment: Environment = field(default_factory=Environment)
     container: Container = field(default_factory=Container)
     storage: Storage = field(default_factory=Storage)
+    round_trips: tuple[Trip, ...] = ()  # what was tried, in this order
     notes: tuple[str, ...] = ()  # what could not be read, and why
 
     def to_dict(self) -> dict[str, Any]:
@@ -220,10 +234,11 @@ class MachineFacts:
                 "these facts are of another version of gdsstore: record them anew", format=found
             )
         facts = {name: value for name, value in data.items() if name != "format"}
-        return _build(cls, facts, "facts")
+        return build(cls, facts, "facts")
 
 
-def _build(kind: type[T], data: object, where: str) -> T:
+def build(kind: type[T], data: object, where: str) -> T:
+    """A dataclass of JSON's values. Raises ArgumentError for what it is not, naming the field as inside `where`."""
     if not isinstance(data, dict):
         raise ArgumentError(f"{where} must be a JSON object")
     hints = get_type_hints(kind)
@@ -246,7 +261,11 @@ def _value(hint: Any, data: Any, where: str) -> Any:
             raise ArgumentError(f"{where} must be a list")
         return tuple(_value(get_args(hint)[0], each, f"{where}[{at}]") for at, each in enumerate(data))
     if dataclasses.is_dataclass(hint):
-        return _build(hint, data, where)  # type: ignore[arg-type]
+        return build(hint, data, where)  # type: ignore[arg-type]
+    if issubclass(hint, StrEnum):
+        if data not in list(hint):
+            raise ArgumentError(f"{where} must be one of {', '.join(hint)}, not {data!r}")
+        return hint(data)
     if type(data) is not hint:  # not isinstance: True is no number here
         raise ArgumentError(f"{where} must be {hint.__name__}, not {type(data).__name__}")
     return data

@@ -1,21 +1,26 @@
-"""NVIDIA's driver and GPUs: through NVML where pynvml is installed, else through /proc and /sys."""
+"""NVIDIA's driver and GPUs: through NVML where pynvml is installed, else through /proc and /sys, else as CUDA tells them."""
 
 from __future__ import annotations
 
 import importlib
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from gdsstore.probe.facts import Gpu, Nvidia
+from gdsstore.probe.child import ask
+from gdsstore.probe.cuda_driver import LIBRARY
+from gdsstore.probe.facts import Cuda, Gpu, Nvidia
 from gdsstore.probe.tree import Tree
 
 NVIDIA_VENDOR = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")
+CUDA_DEADLINE_S = 30.0
 
 _VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+[\d.]+)")
 # NVML's codes for "there is none": not initialised by a driver, and the library itself missing.
 _NO_DRIVER = ("NVMLError_DriverNotLoaded", "NVMLError_LibraryNotFound")
+_NO_CUDA = (LIBRARY, "CUDA_ERROR_NO_DEVICE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,8 @@ def nvidia(tree: Tree) -> Nvidia:
     """Driver, flavour of its kernel module, registry keys and GPUs. No driver and no NVML is simply no GPU."""
     banner = tree.text("/proc/driver/nvidia/version")
     nvml = _nvml() if tree.live else _Nvml()
-    gpus = nvml.gpus if nvml.gpus is not None else _from_proc(tree)
+    cuda, offered = _ask_cuda() if tree.live else (None, ())
+    gpus = nvml.gpus if nvml.gpus is not None else _from_proc(tree) or offered
     match = _VERSION.search(banner or "")
     return Nvidia(
         driver=banner is not None or bool(gpus),
@@ -38,7 +44,8 @@ def nvidia(tree: Tree) -> Nvidia:
         registry_dwords=_registry(tree),
         gpus=tuple(_with_sysfs(tree, gpu) for gpu in gpus),
         gpus_without_driver=() if gpus or banner else _on_the_bus(tree),
-        error=nvml.error,
+        error=nvml.error or _trouble(cuda, gpus),
+        cuda=cuda if gpus else None,
     )
 
 
@@ -116,18 +123,41 @@ def _nvml() -> _Nvml:
 
 
 def _ask(nvml: Any, handle: Any) -> Gpu:
-    domain, _, rest = _text(nvml.nvmlDeviceGetPciInfo(handle).busId).lower().partition(":")
     bar1 = _or_none(nvml, nvml.nvmlDeviceGetBAR1MemoryInfo, handle)
     memory = _or_none(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     capability = _or_none(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
     return Gpu(
         name=_text(nvml.nvmlDeviceGetName(handle)),
-        pci_address=f"{domain[-4:]}:{rest}",  # NVML writes domains with eight digits, sysfs with four
+        pci_address=_sysfs_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
         memory_bytes=None if memory is None else int(memory.total),
         bar1_bytes=None if bar1 is None else int(bar1.bar1Total),
         bar1_used_bytes=None if bar1 is None else int(bar1.bar1Used),
         compute_capability=None if capability is None else ".".join(map(str, capability)),
     )
+
+
+def _ask_cuda() -> tuple[Cuda, tuple[Gpu, ...]]:
+    """What CUDA says, and its GPUs. In a process of its own: where it does not start it may hang, and it is not needed here."""
+    said = ask(["-I", str(Path(__file__).with_name("cuda_driver.py"))], CUDA_DEADLINE_S)
+    if said.answer is None:
+        ended = "did not return" if said.exit_code is None else f"died (exit code {said.exit_code})"
+        return Cuda(error=f"the process that started CUDA {ended}"), ()
+    gpus = tuple(Gpu(**each) for each in said.answer.get("devices", ()))
+    gpus = tuple(replace(gpu, pci_address=_sysfs_address(gpu.pci_address or "")) for gpu in gpus)
+    return Cuda(said.answer.get("error"), tuple(str(gpu.pci_address) for gpu in gpus)), gpus
+
+
+def _trouble(cuda: Cuda | None, gpus: tuple[Gpu, ...]) -> str | None:
+    """What keeps CUDA from starting where nobody knows of a GPU, unless it is simply that there is none."""
+    if gpus or cuda is None or cuda.error is None or cuda.error.startswith(_NO_CUDA):
+        return None
+    return f"CUDA: {cuda.error}"
+
+
+def _sysfs_address(address: str) -> str:
+    """NVML writes domains with eight digits, sysfs with four."""
+    domain, _, rest = address.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
 
 
 def _or_none(nvml: Any, call: Any, handle: Any) -> Any:

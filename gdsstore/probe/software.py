@@ -34,6 +34,7 @@ def packages(search_path: Iterable[str] | None, environ: Mapping[str, str]) -> P
 def environment(environ: Mapping[str, str]) -> Environment:
     return Environment(
         pytorch_alloc_conf=environ.get("PYTORCH_CUDA_ALLOC_CONF", environ.get("PYTORCH_ALLOC_CONF")),
+        cuda_visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
         kvikio_compat_mode=environ.get("KVIKIO_COMPAT_MODE"),
         cufile_allow_compat_mode=environ.get("CUFILE_ALLOW_COMPAT_MODE"),
         cufile_force_compat_mode=environ.get("CUFILE_FORCE_COMPAT_MODE"),

@@ -19,7 +19,8 @@ def about(facts: MachineFacts) -> Iterator[tuple[str, str]]:
         window = "" if gpu.bar1_bytes is None else f", BAR1 {gpu.bar1_bytes / GiB:.3g} GiB"
         yield (
             "GPU",
-            f"{gpu.name or UNKNOWN} ({gpu.pci_address or UNKNOWN}){sizes}{window}{_node(gpu.numa_node)}",
+            f"{gpu.name or UNKNOWN} ({gpu.pci_address or UNKNOWN}){sizes}{window}{_node(gpu.numa_node)}"
+            f"{_static(gpu.p2pmem)}",
         )
     if not nvidia.gpus:
         yield "GPU", "none"
@@ -82,6 +83,10 @@ def _uring(facts: MachineFacts) -> str:
 
 def _said(value: bool | None) -> str:
     return UNKNOWN if value is None else "yes" if value else "no"
+
+
+def _static(p2pmem: bool | None) -> str:
+    return "" if p2pmem is None else f", BAR1 {'' if p2pmem else 'not '}registered with P2PDMA"
 
 
 def _node(node: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from gdsstore.cli import doctor as module
 from gdsstore.cli.output import Output
 from gdsstore.probe.advice import IoPath, State
 from gdsstore.probe.facts import MachineFacts
-from gdsstore.probe.roundtrip import Outcome, Trip
+from gdsstore.probe.trips import Outcome, Trip
 from tests.cli.command import process, run, run_json
 from tests.cli.test_docs import section
 from tests.probe.machines import FOLDER, NAMES, machine
@@ -20,11 +21,14 @@ from tests.probe.test_machines import EXPECTED
 FIELDS = {"verdicts", "findings", "round_trips", "facts", "exit_code"}
 
 
+WORKS = Trip("posix", Outcome.WORKS, nbytes=1 << 20, o_direct=True, write_gbps=1.0, read_gbps=1.0)
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No round trip, which test_roundtrip.py tests."""
-    works = Trip("posix", Outcome.WORKS, None, 1 << 20, True, 1.0, 1.0)
-    monkeypatch.setattr(module, "round_trip", lambda *_, **__: works)
+    """No round trip, which test_roundtrip.py and test_device_trips.py test."""
+    monkeypatch.setattr(module, "round_trip", lambda *_, **__: WORKS)
+    monkeypatch.setattr(module, "DEVICE_ENGINES", ())
 
 
 def expected_exit(name: str) -> int:
@@ -37,7 +41,8 @@ def test_recorded_facts_are_judged_with_the_exit_code(name: str) -> None:
     found = run_json("doctor", "--facts", FOLDER / f"{name}.json", exit_code=expected_exit(name))
     assert [each["state"] for each in found["verdicts"]] == [state.value for state in EXPECTED[name][0]]
     assert found["exit_code"] == expected_exit(name)
-    assert found["round_trips"] == []  # nothing is tried on this machine for another one
+    # What was tried there; nothing is tried on this machine for another one.
+    assert found["round_trips"] == [each.to_dict() for each in machine(name).round_trips]
     assert set(found) == FIELDS
 
 
@@ -53,7 +58,9 @@ def test_this_machine_without_a_gpu_works_but_not_direct(tmp_path: Path) -> None
     assert [each["path"] for each in found["verdicts"]] == [path.value for path in IoPath]
     posix = found["round_trips"][0]
     assert (posix["engine"], posix["outcome"]) == ("posix", "works")
-    assert [each["engine"] for each in found["round_trips"]] == ["posix", "nixl"]
+    host_engines = [each["engine"] for each in found["round_trips"] if each["device"] is None]
+    assert host_engines == ["posix", "nixl"]
+    assert found["facts"]["round_trips"] == found["round_trips"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -64,6 +71,7 @@ def test_saved_facts_are_judged_like_the_machine(tmp_path: Path) -> None:
     code = run("doctor", there, "--quiet", "--save-facts", tmp_path / "facts.json").exit_code
     saved = run_json("doctor", "--facts", tmp_path / "facts.json", exit_code=code)
     assert saved["facts"]["storage"]["path"] == str(there)
+    assert [each["engine"] for each in saved["round_trips"]] == ["posix", "posix"]
 
 
 @pytest.mark.usefixtures("quick")
@@ -134,11 +142,12 @@ def test_facts_that_are_none_are_one_line(text: str, said: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_machine_can_be_shown(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    facts = machine(name)
+    facts = replace(machine(name), round_trips=(*machine(name).round_trips, WORKS))
     found, judged = module.findings(facts), module.verdicts(facts)
-    trip = Trip("posix", Outcome.WORKS, None, 1 << 20, False, 1.0, 1.0)
-    Output(None, False).show(module._view(facts, judged, found, (trip,), 1), {})
+    Output(None, False).show(module._view(facts, judged, found, 1), {})
     text = capsys.readouterr().out
+    if not facts.nvidia.gpus:
+        assert "With GPU memory nothing was tried. There is no usable GPU." in text
     for each in found:
         assert each.title in text
 

@@ -13,7 +13,27 @@ from gdsstore.errors import ArgumentError
 from gdsstore.probe.advice import findings, verdicts
 from gdsstore.probe.facts import MachineFacts
 from gdsstore.probe.summary import about
+from gdsstore.probe.trips import IoPath, Outcome, PathBytes, Trip
 from tests.probe.machines import NAMES, machine
+
+speeds = st.none() | st.floats(0, 1e6)  # JSON has no NaN
+st.register_type_strategy(
+    Trip,
+    st.builds(
+        Trip,
+        engine=st.sampled_from(["posix", "kvikio", "nixl-gds-mt", "bounce"]),
+        outcome=st.sampled_from(Outcome),
+        detail=st.none() | st.text(),
+        device=st.none() | st.integers(0, 7),
+        path=st.none() | st.sampled_from(IoPath),
+        nbytes=st.integers(0, 1 << 40),
+        o_direct=st.booleans(),
+        written=st.none() | st.from_type(PathBytes),
+        read=st.none() | st.from_type(PathBytes),
+        write_gbps=speeds,
+        read_gbps=speeds,
+    ),
+)
 
 
 @given(st.from_type(MachineFacts))
@@ -49,6 +69,14 @@ def test_recorded_facts_survive_json(name: str) -> None:
         ({"nvidia": {"gpus": {}}}, "facts.nvidia.gpus must be a list"),
         ({"nvidia": {"gpus": [{"name": 1}]}}, "facts.nvidia.gpus[0].name must be str"),
         ({"storage": {"drives": [{}]}}, "facts.storage.drives[0]"),
+        (
+            {"round_trips": [{"engine": "posix", "outcome": "fine"}]},
+            "round_trips[0].outcome must be one of works",
+        ),
+        (
+            {"round_trips": [{"engine": "posix", "outcome": []}]},
+            "round_trips[0].outcome must be one of works",
+        ),
         ({"nvidia": None}, "facts.nvidia must be a JSON object"),
     ],
 )

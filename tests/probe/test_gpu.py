@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import pytest
 
 from gdsstore.probe import gpu as gpu_module
+from gdsstore.probe.child import Said
+from gdsstore.probe.facts import Cuda, Gpu
 from gdsstore.probe.gpu import nvidia
+from gdsstore.probe.tree import LIVE, Tree
 from tests.probe.tree_builder import PROPRIETARY, TreeBuilder, gpu_machine
 
 
@@ -96,3 +100,50 @@ def test_nvml_s_gpus_are_taken_as_it_tells_them(monkeypatch: pytest.MonkeyPatch)
     (gpu,) = said.gpus
     assert (gpu.pci_address, gpu.bar1_bytes, gpu.memory_bytes) == ("0000:1b:00.0", 1 << 37, None)
     assert gpu.compute_capability == "9.0"
+
+
+def cuda_says(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+    monkeypatch.setattr(gpu_module, "ask", lambda *_: said)
+    monkeypatch.setattr(gpu_module, "_nvml", gpu_module._Nvml)
+    monkeypatch.setattr(gpu_module, "_from_proc", lambda tree: ())
+
+
+def line(said: dict[str, Any]) -> Said:
+    return Said((json.dumps(said),), 0)
+
+
+def test_gpus_that_only_cuda_knows_of_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in WSL and in containers, which hide /proc/driver/nvidia, where pynvml is not installed."""
+    cuda_says(
+        monkeypatch,
+        line({"devices": [{"name": "H200", "pci_address": "00000000:1B:00.0", "memory_bytes": 1 << 37}]}),
+    )
+    found = nvidia(Tree(LIVE))
+    (gpu,) = found.gpus
+    assert (gpu.name, gpu.pci_address, gpu.memory_bytes) == ("H200", "0000:1b:00.0", 1 << 37)
+    assert (found.cuda, found.error) == (Cuda(devices=("0000:1b:00.0",)), None)
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (line({"error": "libcuda.so.1 cannot be loaded: no such file"}), None),
+        (line({"error": "CUDA_ERROR_NO_DEVICE"}), None),
+        (line({"error": "CUDA_ERROR_UNKNOWN"}), "CUDA: CUDA_ERROR_UNKNOWN"),
+        (Said((), None), "CUDA: the process that started CUDA did not return"),
+        (Said((), -11), "CUDA: the process that started CUDA died (exit code -11)"),
+    ],
+)
+def test_cuda_without_a_gpu_is_trouble_only_where_there_should_be_one(
+    monkeypatch: pytest.MonkeyPatch, said: Said, error: str | None
+) -> None:
+    cuda_says(monkeypatch, said)
+    found = nvidia(Tree(LIVE))
+    assert (found.gpus, found.error, found.cuda) == ((), error, None)
+
+
+def test_what_keeps_cuda_from_a_gpu_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda_says(monkeypatch, line({"error": "CUDA_ERROR_SYSTEM_NOT_READY"}))
+    monkeypatch.setattr(gpu_module, "_from_proc", lambda tree: (Gpu("H200"),))
+    found = nvidia(Tree(LIVE))
+    assert (found.cuda, found.error) == (Cuda("CUDA_ERROR_SYSTEM_NOT_READY"), None)

@@ -11,10 +11,12 @@ import pytest
 
 import gdsstore.probe.advice
 from gdsstore.probe.advice import Finding, IoPath, Severity, State, findings, verdicts
-from gdsstore.probe.facts import CuFileDriver, Gpu, Layer, MachineFacts
+from gdsstore.probe.facts import Cuda, CuFileDriver, Gpu, Layer, MachineFacts
+from gdsstore.probe.trips import Outcome, Trip
 from tests.probe.machines import NAMES, machine
 
 DIRECT = (State.WORKS, State.NOT_DIRECT, State.NOT_DIRECT, State.WORKS)
+SHOULD = (State.SHOULD, State.NOT_DIRECT, State.NOT_DIRECT, State.WORKS)
 FALLBACK = (State.DOES_NOT, State.NOT_DIRECT, State.NOT_DIRECT, State.WORKS)
 UNSURE = (State.NOT_KNOWN, State.NOT_DIRECT, State.NOT_DIRECT, State.WORKS)
 HOST_ONLY = (State.DOES_NOT, State.DOES_NOT, State.DOES_NOT, State.WORKS)
@@ -25,19 +27,24 @@ EXPECTED: dict[str, tuple[tuple[State, ...], set[str]]] = {
     "bar1-too-small": (FALLBACK, {"bar1-too-small"}),
     "block-inside-fs": (FALLBACK, {"p2pdma-not-for-nvme", "cufile-says-compat"}),
     "different-root-complexes": (UNSURE, {"different-root-complexes", "different-numa-nodes"}),
+    "cufile-hangs": (
+        (State.DOES_NOT, State.DOES_NOT, State.NOT_DIRECT, State.WORKS),
+        {"cufile-driver-does-not-open", "device-round-trip-failed"},
+    ),
     "docker-without-udev": (FALLBACK, {"no-udev"}),
     "ext4-without-data-ordered": (FALLBACK, {"ext4-data-ordered"}),
-    "fallback-everywhere": (FALLBACK, {"compat-forced", "kvikio-compat-on", "expandable-segments"}),
+    "fallback-everywhere": (FALLBACK, {"compat-forced", "expandable-segments"}),
+    "fabric-manager-stopped": (HOST_ONLY, {"cuda-does-not-start"}),
     "gpu-in-virtio-vm": (FALLBACK, {"not-nvme"}),
     "grace": (UNSURE, {"not-x86"}),
     "h200-static-bar1-off": (FALLBACK, {"static-bar1-off"}),
-    "io-uring-forbidden": (DIRECT, {"io-uring-forbidden"}),
+    "io-uring-forbidden": (SHOULD, {"io-uring-forbidden"}),
     "iommu-translates": (UNSURE, {"iommu-translates"}),
     "lvm": (FALLBACK, {"device-mapper", "udev-does-not-know"}),
     "never-set-up": (FALLBACK, {"static-bar1-off", "p2pdma-not-enabled"}),
     "nvidia-fs-healthy": (DIRECT, set()),
     "nvme-not-registered": (FALLBACK, {"nvme-not-registered"}),
-    "nvmeof-on-the-host": (DIRECT, {"p2pdma-and-nvmeof"}),
+    "nvmeof-on-the-host": (SHOULD, {"p2pdma-and-nvmeof"}),
     "o-direct-refused": (FALLBACK, {"filesystem-not-supported", "no-o-direct", "no-o-direct-host"}),
     "overlayfs": (FALLBACK, {"overlayfs", "overlayfs-host"}),
     "p2pdma-healthy": (DIRECT, set()),
@@ -48,6 +55,7 @@ EXPECTED: dict[str, tuple[tuple[State, ...], set[str]]] = {
     ),
     "raid0": (FALLBACK, {"p2pdma-on-raid"}),
     "read-only": (NOTHING, {"no-gpu", "not-nvme", "not-writable"}),
+    "silent-fallback": (FALLBACK, {"direct-fell-back"}),
     "slow-host": (
         HOST_ONLY,
         {
@@ -68,7 +76,7 @@ EXPECTED: dict[str, tuple[tuple[State, ...], set[str]]] = {
     "tmpfs": (FALLBACK, {"in-memory", "in-memory-host", "no-o-direct-host"}),
     "virtio-vm": (HOST_ONLY, {"no-gpu", "not-nvme"}),
     "wsl": (FALLBACK, {"wsl", "not-nvme"}),
-    "xfs-healthy": (DIRECT, set()),
+    "xfs-healthy": (SHOULD, set()),
 }
 
 # The exact next step of each public report: words without which the advice would be of no use.
@@ -88,7 +96,13 @@ STEPS = {
     ("different-root-complexes", "different-root-complexes"): ("nvidia-smi topo -m",),
     ("nvidia-fs-healthy", "nvidia-fs-counts-nothing"): ("rw_stats_enabled",),
     ("p2pdma-healthy", "silent-fallback"): ("CUFILE_ALLOW_COMPAT_MODE=false",),
-    ("bar1-too-small", "bar1-too-small"): ("Above 4G decoding", "staging_bytes"),
+    ("silent-fallback", "direct-fell-back"): (
+        "CUFILE_ALLOW_COMPAT_MODE=false",
+        "gdsio -D /mnt/nvme",
+        "cufile.log",
+    ),
+    ("fabric-manager-stopped", "cuda-does-not-start"): ("systemctl enable --now nvidia-fabricmanager",),
+    ("bar1-too-small", "bar1-too-small"): ("Above 4G decoding", "gpu_staging_bytes"),
     ("nvmeof-on-the-host", "p2pdma-and-nvmeof"): ("CUFILE_ENV_PATH_JSON", "nvmeof"),
     ("docker-without-udev", "no-udev"): ("-v /run/udev:/run/udev:ro",),
     ("pod-without-nvidia-fs-nodes", "no-nvidia-fs-nodes"): ("NVIDIA_GDS=enabled", "gds.enabled=true"),
@@ -109,7 +123,7 @@ REPORTS = {
     *("LMCache#795", "gds-nvidia-fs#62", "gds-nvidia-fs#65", "DALI#3972", "gds-nvidia-fs#75", "gds-nvidia-fs#72"),
     *("gds-nvidia-fs#70", "gds-nvidia-fs#78", "gds-nvidia-fs#4", "nixl#1063", "kvikio#33", "kvikio#283"),
     *("nvidia-container-toolkit#567", "nvidia-container-toolkit#1150", "kvikio#529", "Mooncake#2511"),
-    *("LMCache#1522", "LMCache#1570", "LMCache#1824"),
+    *("LMCache#1522", "LMCache#1570", "LMCache#1824", "dynamo#6032", "dynamo#5012"),
 }  # fmt: skip
 
 
@@ -129,7 +143,15 @@ def with_config(facts: MachineFacts, **fields: Any) -> MachineFacts:
     return changed(facts, "cufile", config=replace(facts.cufile.config, **fields))
 
 
-P2P, NVFS, VM = machine("p2pdma-healthy"), machine("nvidia-fs-healthy"), machine("virtio-vm")
+def untried(name: str) -> MachineFacts:
+    return replace(machine(name), round_trips=())
+
+
+def tried(facts: MachineFacts, *trips: Trip) -> MachineFacts:
+    return replace(facts, round_trips=trips)
+
+
+P2P, NVFS, VM = untried("p2pdma-healthy"), untried("nvidia-fs-healthy"), untried("virtio-vm")
 NEAR = P2P.nvidia.gpus[0]
 FAR = replace(NEAR, pci_address="0000:c1:00.0", pci_path=("pci0000:c0", "0000:c0:01.0", "0000:c1:00.0"))
 
@@ -137,6 +159,7 @@ FAR = replace(NEAR, pci_address="0000:c1:00.0", pci_path=("pci0000:c0", "0000:c0
 CHANGES: dict[str, MachineFacts] = {
     "gpu-error": changed(VM, "nvidia", error="NVML: Driver/library version mismatch"),
     "gpu-without-driver": changed(VM, "nvidia", gpus_without_driver=("0000:01:00.0",)),
+    "cuda-does-not-start": changed(P2P, "nvidia", cuda=Cuda("CUDA_ERROR_UNKNOWN")),
     "consumer-gpu": with_gpu(P2P, name="NVIDIA GeForce RTX 4090"),
     "gpu-too-old-for-p2pdma": with_gpu(P2P, compute_capability="7.0"),
     "some-gpus-far": changed(P2P, "nvidia", gpus=(NEAR, FAR)),
@@ -154,6 +177,9 @@ CHANGES: dict[str, MachineFacts] = {
     "loop-device": changed(P2P, "storage", layers=(Layer("loop3", "loop", "/var/kv.img"),)),
     "no-nixl-posix-plugin": changed(P2P, "packages", nixl_plugins=("GDS_MT",)),
     "spinning-disk": changed(with_drive(VM, name="sda", kind="scsi", rotational=True), "kernel", virtual_machine=False),
+    "host-round-trip-failed": tried(P2P, Trip("posix", Outcome.FAILED, "Input/output error")),
+    "device-round-trip-failed": tried(P2P, Trip("kvikio", Outcome.FAILED, "Input/output error", device=0)),
+    "bounce-round-trip-failed": tried(P2P, Trip("bounce", Outcome.FAILED, "Input/output error", device=0)),
     "nvidia-fs-not-loaded": with_config(changed(P2P, "kernel", p2pdma=False), use_pci_p2pdma=False),
 }  # fmt: skip
 
@@ -229,7 +255,7 @@ def test_what_one_route_lacks_is_no_matter_where_the_other_works() -> None:
     mended = replace(
         both, kernel=P2P.kernel, nvidia=P2P.nvidia, cufile=P2P.cufile
     )  # ... but P2PDMA is set up
-    assert verdicts(mended)[0].state is State.WORKS
+    assert verdicts(mended)[0].state is State.SHOULD
     assert "P2PDMA" in verdicts(mended)[0].reason
     assert weighty(mended) == set()
 
@@ -244,7 +270,7 @@ def test_the_missing_part_of_the_other_route_is_a_hint() -> None:
 def test_what_cufile_says_of_itself_outweighs_what_we_conclude() -> None:
     driver = CuFileDriver(opened=True, nvme_supported=True, nvme_routes=("p2pdma",))
     doubtful = changed(changed(P2P, "kernel", p2pdma=None), "cufile", driver=driver)
-    assert verdicts(doubtful)[0].state is State.WORKS
+    assert verdicts(doubtful)[0].state is State.SHOULD
     none = changed(P2P, "cufile", driver=replace(driver, nvme_supported=False, nvme_routes=()))
     assert verdicts(none)[0].state is State.DOES_NOT
 
@@ -258,7 +284,7 @@ def test_an_environment_variable_outweighs_cufile_json() -> None:
 
 def test_nothing_known_is_no_promise() -> None:
     judged = verdicts(MachineFacts())
-    assert State.WORKS not in {each.state for each in judged}
+    assert not {State.WORKS, State.SHOULD} & {each.state for each in judged}
     with_gpu_only = changed(P2P, "storage", fs_type=None, drives=(), mount_options=(), udev_usage=None)
     assert verdicts(with_gpu_only)[0].state is State.NOT_KNOWN
     assert weighty(

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gdsstore.probe.advice import cufile, gpu, host, routes, storage
+from gdsstore.probe.advice import cufile, gpu, host, routes, storage, tried
 from gdsstore.probe.advice.finding import Finding, IoPath, Route, Rule, Severity
-from gdsstore.probe.advice.verdicts import State, Verdict, judge
+from gdsstore.probe.advice.verdicts import State, Verdict, exit_code, judge
 from gdsstore.probe.derived import wants_p2pdma
 from gdsstore.probe.facts import MachineFacts
 
-__all__ = ["Finding", "IoPath", "Route", "Severity", "State", "Verdict", "findings", "verdicts"]
+__all__ = ["Finding", "IoPath", "Route", "Severity", "State", "Verdict", "exit_code", "findings", "verdicts"]
 
-RULES: tuple[Rule, ...] = (*gpu.RULES, *storage.RULES, *cufile.RULES, *routes.RULES, *host.RULES)
+RULES: tuple[Rule, ...] = (
+    *gpu.RULES,
+    *storage.RULES,
+    *cufile.RULES,
+    *routes.RULES,
+    *host.RULES,
+    *tried.RULES,
+)
 
 # What P2PDMA lacks on this machine whatever is set.
 BEYOND_SETTINGS = frozenset(
@@ -25,15 +32,17 @@ def findings(facts: MachineFacts) -> tuple[Finding, ...]:
     """All findings about a machine, the gravest first; of equal ones, the direct path first.
 
     Where a dead end blocks the direct path, findings that would only matter beyond it are left out. Of the two routes,
-    what the nearer one lacks blocks; what the other one lacks is a hint, or left out where a route works.
+    what the nearer one lacks blocks; what the other one lacks is a hint, or left out where a route works. Where bytes went
+    direct when it was tried, nothing blocks that path, whatever speaks against it.
     """
     paths = list(IoPath)
-    found = _with_one_route(facts, _all(facts))
+    found = _all(facts)
+    found = _harmless(found) if tried.proven_direct(facts) else _with_one_route(facts, found)
     return tuple(sorted(found, key=lambda each: (_ORDER.index(each.severity), paths.index(each.path))))
 
 
 def verdicts(facts: MachineFacts) -> tuple[Verdict, ...]:
-    """One verdict a path, in the order of IoPath. Nothing is moved to come to them."""
+    """One verdict a path, in the order of IoPath. What was tried outweighs what is concluded."""
     return judge(facts, _all(facts))
 
 
@@ -50,9 +59,18 @@ def _all(facts: MachineFacts) -> list[Finding]:
     return [each for each in found if each.route not in open_ways]
 
 
+def _harmless(found: list[Finding]) -> list[Finding]:
+    return [
+        replace(each, severity=Severity.HINT)
+        if each.path is IoPath.DIRECT and each.severity in (Severity.BLOCKS, Severity.MAY_BLOCK)
+        else each
+        for each in found
+    ]
+
+
 def _matters(finding: Finding) -> bool:
-    """Beyond a dead end, only what costs something all the same."""
-    return finding.severity is Severity.COSTS
+    """Beyond a dead end, only what costs something all the same, and what was tried."""
+    return finding.severity is Severity.COSTS or finding.code in tried.CODES
 
 
 def _with_one_route(facts: MachineFacts, found: list[Finding]) -> list[Finding]:

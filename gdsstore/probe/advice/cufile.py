@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gdsstore.memory.device_arena import DEFAULT_BYTES
 from gdsstore.probe.advice.finding import Finding, IoPath, Severity
 from gdsstore.probe.derived import TRUE, allows_compat, forces_compat, wants_p2pdma
 from gdsstore.probe.facts import MachineFacts
+from gdsstore.sizes import KiB, MiB
 
 GDS_PLUGIN = "GDS_MT"
 HALF = "Each byte goes through host memory, copied once more, at the cost of CPU and memory bandwidth."
@@ -100,14 +102,14 @@ def settings(facts: MachineFacts) -> Iterator[Finding]:
             ("gds-nvidia-fs#78",),
         )
     limit = config.max_device_pinned_mem_size_kb
-    if limit is not None and limit < 512 * 1024:
+    if limit is not None and limit < DEFAULT_BYTES // KiB:
         yield Finding(
             "pinned-limit-small",
             Severity.BLOCKS,
             IoPath.DIRECT,
             f"cufile.json lets cuFile register only {limit // 1024} MiB of GPU memory (max_device_pinned_mem_size_kb).",
-            "A store registers 512 MiB by default, and that fails.",
-            "Raise it (default: 33554432), or give the store a smaller staging_bytes.",
+            f"A store registers {DEFAULT_BYTES // MiB} MiB by default, and that fails.",
+            "Raise it (default: 33554432), or give the store a smaller gpu_staging_bytes.",
             ("gds-nvidia-fs#4",),
         )
 
@@ -118,13 +120,12 @@ def kvikio_mode(facts: MachineFacts) -> Iterator[Finding]:
     if not mode or not facts.nvidia.gpus or facts.packages.kvikio is None:
         return
     if mode in TRUE:
-        alone = GDS_PLUGIN not in facts.packages.nixl_plugins
         yield Finding(
             "kvikio-compat-on",
-            Severity.BLOCKS if alone else Severity.COSTS,
+            Severity.HINT,
             IoPath.DIRECT,
-            "KVIKIO_COMPAT_MODE is ON: kvikio does not use cuFile at all, and reads with plain system calls.",
-            HALF,
+            "KVIKIO_COMPAT_MODE is ON: programs that leave the choice to it do not use cuFile at all.",
+            "They read with plain system calls, through host memory. A store does not: it sets the mode itself.",
             "Unset KVIKIO_COMPAT_MODE.",
             ("kvikio#529",),
         )
@@ -136,8 +137,9 @@ def kvikio_mode(facts: MachineFacts) -> Iterator[Finding]:
             "kvikio-compat-set",
             Severity.HINT,
             IoPath.DIRECT,
-            f"KVIKIO_COMPAT_MODE is {mode.upper()}: kvikio uses cuFile, and {falls}.",
-            "It says nothing about cuFile's own fallback, which works on below it: OFF does not mean direct.",
+            f"KVIKIO_COMPAT_MODE is {mode.upper()}: programs that leave the choice to it use cuFile, and {falls}.",
+            "It says nothing about cuFile's own fallback, which works on below it: OFF does not mean direct. A store sets the "
+            "mode itself.",
             "Leave it unset. cuFile's fallback is switched by allow_compat_mode.",
             ("kvikio#529",),
         )

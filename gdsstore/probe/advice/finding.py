@@ -8,15 +8,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from gdsstore.probe.facts import MachineFacts
-
-
-class IoPath(StrEnum):
-    """How bytes get between a drive and a GPU, or host memory."""
-
-    DIRECT = "direct"  # the drive reads and writes GPU memory itself
-    COMPAT = "compat"  # cuFile falls back to host memory inside
-    BOUNCE = "bounce"  # through our own pinned host memory
-    HOST = "host"  # between the drive and host memory only
+from gdsstore.probe.trips import IoPath as IoPath
 
 
 class Route(StrEnum):

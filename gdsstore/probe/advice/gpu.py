@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gdsstore.memory.device_arena import DEFAULT_BYTES
 from gdsstore.probe.advice.finding import Finding, IoPath, Route, Severity
+from gdsstore.probe.cuda_driver import LIBRARY
 from gdsstore.probe.derived import TRANSLATED, Nearness, nearest, nearness
 from gdsstore.probe.facts import Drive, Gpu, MachineFacts
 from gdsstore.sizes import MiB
 
-STAGING_BYTES = 512 * MiB  # what a store registers with cuFile by default
 OLDEST_FOR_P2PDMA = (8, 0)  # Ampere: NVIDIA's guide lists A100, A40, L4, L40S, H100 and later
 
 
@@ -48,6 +49,37 @@ def presence(facts: MachineFacts) -> Iterator[Finding]:
             f"Run doctor on the machine that serves the model.{inside}",
             dead_end=True,
         )
+
+
+def cuda(facts: MachineFacts) -> Iterator[Finding]:
+    said = facts.nvidia.cuda
+    if not facts.nvidia.gpus or said is None or (said.devices and said.error is None):
+        return
+    yield Finding(
+        "cuda-does-not-start",
+        Severity.BLOCKS,
+        IoPath.DIRECT,
+        f"There is a GPU, and CUDA cannot use it: {said.error or 'it offers none'}.",
+        "No program here can use the GPU, a model server neither; a store works from host memory.",
+        _cuda_step(facts, said.error or "CUDA_ERROR_NO_DEVICE"),
+        dead_end=True,
+    )
+
+
+def _cuda_step(facts: MachineFacts, error: str) -> str:
+    visible = facts.environment.cuda_visible_devices
+    if error.startswith(LIBRARY):
+        return (
+            "Install the driver's compute part (Ubuntu: sudo apt-get install libnvidia-compute-570, with your driver's number); "
+            "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility."
+        )
+    if error == "CUDA_ERROR_SYSTEM_NOT_READY":
+        return "Start the fabric manager, of the driver's very version: sudo systemctl enable --now nvidia-fabricmanager."
+    if error == "CUDA_ERROR_NO_DEVICE" and visible is not None:
+        return f"Unset CUDA_VISIBLE_DEVICES ({visible!r}), or name a GPU in it that is there."
+    if error == "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH":
+        return "The libraries and the kernel's module are of different versions: reboot after the driver's update."
+    return "Run nvidia-smi and look into sudo dmesg | grep NVRM for what it says; then run doctor again."
 
 
 def kind(facts: MachineFacts) -> Iterator[Finding]:
@@ -92,17 +124,17 @@ def flavour(facts: MachineFacts) -> Iterator[Finding]:
 def bar1(facts: MachineFacts) -> Iterator[Finding]:
     for gpu in facts.nvidia.gpus:
         free = None if gpu.bar1_bytes is None else gpu.bar1_bytes - (gpu.bar1_used_bytes or 0)
-        if gpu.bar1_bytes is not None and free is not None and free < STAGING_BYTES:
+        if gpu.bar1_bytes is not None and free is not None and free < DEFAULT_BYTES:
             yield Finding(
                 "bar1-too-small",
                 Severity.BLOCKS,
                 IoPath.DIRECT,
                 f"{_which(gpu)}: the window through which drives reach GPU memory (BAR1) has {free // MiB} MiB free of "
                 f"{gpu.bar1_bytes // MiB} MiB.",
-                f"A store registers {STAGING_BYTES // MiB} MiB of GPU memory in it by default; registering more than "
+                f"A store registers {DEFAULT_BYTES // MiB} MiB of GPU memory in it by default; registering more than "
                 "is free fails, or falls back to host memory.",
                 'Switch on "Above 4G decoding" and "Resizable BAR" in the BIOS; end other programs that register GPU '
-                "memory; or give the store a smaller staging_bytes.",
+                "memory; or give the store a smaller gpu_staging_bytes.",
                 ("gds-nvidia-fs#4",),
             )
 
@@ -188,4 +220,4 @@ def _which(gpu: Gpu) -> str:
     return f"{gpu.name or 'GPU'} ({gpu.pci_address})" if gpu.pci_address else gpu.name or "GPU"
 
 
-RULES = (presence, kind, flavour, bar1, topology, iommu, generation)
+RULES = (presence, cuda, kind, flavour, bar1, topology, iommu, generation)

@@ -8,11 +8,16 @@ from enum import StrEnum
 from typing import Any
 
 from gdsstore.probe.advice.finding import Finding, IoPath, Route, Severity
+from gdsstore.probe.advice.tried import by_bounce, by_cufile, moved, on_host, proven_direct
+from gdsstore.probe.derived import why_no_gpu
 from gdsstore.probe.facts import MachineFacts
+
+DIRECT_WORKS, NOT_DIRECT, DOES_NOT_WORK = 0, 1, 2
 
 
 class State(StrEnum):
     WORKS = "works"
+    SHOULD = "should work"  # by all that can be seen; it was not tried
     NOT_DIRECT = "works, not direct"
     DOES_NOT = "does not work"
     NOT_KNOWN = "not known"
@@ -31,10 +36,24 @@ class Verdict:
 def judge(facts: MachineFacts, found: Sequence[Finding]) -> tuple[Verdict, ...]:
     """One verdict a path, in the order of IoPath. `found`: every finding, those of both routes among them."""
     host = _host(facts, found)
-    return (_direct(facts, found), _compat(facts, found, host), _bounce(facts, host), host)
+    return (_direct(facts, found, host), _compat(facts, found, host), _bounce(facts, found, host), host)
 
 
-def _direct(facts: MachineFacts, found: Sequence[Finding]) -> Verdict:
+def exit_code(judged: Sequence[Verdict]) -> int:
+    """0: bytes went direct. 1: a store works, but not direct, or nobody tried. 2: a store does not work."""
+    states = {each.path: each.state for each in judged}
+    if states[IoPath.HOST] is State.DOES_NOT:
+        return DOES_NOT_WORK
+    return DIRECT_WORKS if states[IoPath.DIRECT] is State.WORKS else NOT_DIRECT
+
+
+def _direct(facts: MachineFacts, found: Sequence[Finding], host: Verdict) -> Verdict:
+    proof = proven_direct(facts)
+    if proof is not None:
+        return Verdict(IoPath.DIRECT, State.WORKS, f"{moved([proof])}, every byte of it direct.")
+    if host.state is State.DOES_NOT:
+        return Verdict(IoPath.DIRECT, State.DOES_NOT, host.reason)
+
     def of(severity: Severity, *routes: Route | None) -> list[Finding]:
         return [
             each
@@ -57,7 +76,7 @@ def _direct(facts: MachineFacts, found: Sequence[Finding]) -> Verdict:
     way = "nvidia-fs" if sure[0] is Route.NVIDIA_FS else "the kernel's P2PDMA"
     return Verdict(
         IoPath.DIRECT,
-        State.WORKS,
+        State.SHOULD,
         f"Through {way}, by all that can be seen here; no byte was moved to try it.",
     )
 
@@ -65,8 +84,13 @@ def _direct(facts: MachineFacts, found: Sequence[Finding]) -> Verdict:
 def _compat(facts: MachineFacts, found: Sequence[Finding], host: Verdict) -> Verdict:
     blocks = [each for each in found if each.path is IoPath.COMPAT and each.severity is Severity.BLOCKS]
     driver = facts.cufile.driver
-    if not facts.nvidia.gpus:
-        return Verdict(IoPath.COMPAT, State.DOES_NOT, "There is no usable GPU.")
+    no_gpu = why_no_gpu(facts)
+    trips = by_cufile(facts)
+    works = [each for each in trips if each.works and each.path is IoPath.COMPAT]
+    if no_gpu is not None:
+        return Verdict(IoPath.COMPAT, State.DOES_NOT, no_gpu)
+    if works:
+        return Verdict(IoPath.COMPAT, State.NOT_DIRECT, f"{moved(works)}, through host memory inside cuFile.")
     if facts.cufile.library is None:
         return Verdict(IoPath.COMPAT, State.DOES_NOT, "libcufile.so is not installed.")
     if driver is not None and not driver.opened:
@@ -75,14 +99,24 @@ def _compat(facts: MachineFacts, found: Sequence[Finding], host: Verdict) -> Ver
         return Verdict(IoPath.COMPAT, State.DOES_NOT, _titles(blocks))
     if host.state is State.DOES_NOT:
         return Verdict(IoPath.COMPAT, State.DOES_NOT, host.reason)
+    if trips and not any(each.works for each in trips):
+        said = dict.fromkeys(f"{each.engine} failed: {each.detail}." for each in trips)
+        return Verdict(IoPath.COMPAT, State.DOES_NOT, " ".join(said))
     return Verdict(
         IoPath.COMPAT, State.NOT_DIRECT, "cuFile may fall back to host memory: works, at the cost of copies."
     )
 
 
-def _bounce(facts: MachineFacts, host: Verdict) -> Verdict:
-    if not facts.nvidia.gpus:
-        return Verdict(IoPath.BOUNCE, State.DOES_NOT, "There is no usable GPU.")
+def _bounce(facts: MachineFacts, found: Sequence[Finding], host: Verdict) -> Verdict:
+    no_gpu = why_no_gpu(facts)
+    blocks = [each for each in found if each.path is IoPath.BOUNCE and each.severity is Severity.BLOCKS]
+    works = [each for each in by_bounce(facts) if each.works]
+    if no_gpu is not None:
+        return Verdict(IoPath.BOUNCE, State.DOES_NOT, no_gpu)
+    if blocks:
+        return Verdict(IoPath.BOUNCE, State.DOES_NOT, _titles(blocks))
+    if works:
+        return Verdict(IoPath.BOUNCE, State.NOT_DIRECT, f"{moved(works)}, through pinned host memory.")
     if host.state is State.DOES_NOT:
         return Verdict(IoPath.BOUNCE, State.DOES_NOT, host.reason)
     return Verdict(
@@ -98,7 +132,9 @@ def _host(facts: MachineFacts, found: Sequence[Finding]) -> Verdict:
     if facts.storage.fs_type is None and facts.storage.writable is None:
         return Verdict(IoPath.HOST, State.NOT_KNOWN, "What lies under the directory could not be read.")
     costs = [each for each in mine if each.severity is Severity.COSTS]
-    return Verdict(IoPath.HOST, State.WORKS, _titles(costs) or "Nothing stands in its way.")
+    works = [each for each in on_host(facts) if each.works]
+    reason = f"{moved(works)}." if works else "Nothing stands in its way."
+    return Verdict(IoPath.HOST, State.WORKS, _titles(costs) or reason)
 
 
 def _titles(found: Sequence[Finding]) -> str:
