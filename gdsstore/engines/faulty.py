@@ -6,10 +6,8 @@ caller sees is what a drive could do to him.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
-import mmap
 import threading
 import time
 from collections import Counter
@@ -21,6 +19,7 @@ import numpy.typing as npt
 
 from gdsstore.engines.base import I32, I64, Engine, Op, RangePlan, RangeResults, Transfer
 from gdsstore.engines.faults import Fault, FaultKind, Mask, Window, parse_faults
+from gdsstore.engines.faulty_bits import Bits, Copy, HostBits
 from gdsstore.engines.files import FileTable
 from gdsstore.errors import EngineError
 from gdsstore.layout import ALIGNMENT
@@ -37,12 +36,15 @@ LOOK_S = 2e-4  # how often a waiting caller looks whether something is due
 class FaultyEngine(Engine):
     """Moves ranges through `inner`, which it closes with itself. A range is hit by at most one fault: the first in `faults`.
 
-    Which ranges are hit follows from `seed` and the order of the plans.
+    Which ranges are hit follows from `seed` and the order of the plans. `bits`: how to reach the memory that `inner` moves.
     """
 
-    def __init__(self, inner: Engine, faults: Sequence[Fault], seed: int) -> None:
+    def __init__(
+        self, inner: Engine, faults: Sequence[Fault], seed: int, *, bits: Bits | None = None
+    ) -> None:
         self.name = f"faulty-{inner.name}"
         self.inner = inner
+        self.bits: Bits = HostBits() if bits is None else bits
         self._faults = tuple(faults)
         self._left = [fault.limit for fault in faults]
         self._random = np.random.default_rng(seed)
@@ -111,10 +113,14 @@ class FaultyEngine(Engine):
         deadline = Deadline(timeout_s)
         while any(not transfer.done for transfer in self._under_way) and not deadline.passed:
             time.sleep(min(LOOK_S, deadline.left_s))
-        stuck = sum(not transfer.done for transfer in self._under_way)
-        if stuck:
-            log.warning("faulty engine: %d transfers hang or are late after %.1f s", stuck, timeout_s)
+        if self.stuck:
+            log.warning("faulty engine: %d transfers hang or are late after %.1f s", self.stuck, timeout_s)
         self.inner.close(deadline.left_s)
+
+    @property
+    def stuck(self) -> int:
+        """Transfers under way. After `close`: those that hang or are late."""
+        return sum(not transfer.done for transfer in self._under_way)
 
 
 class _Batch:
@@ -141,7 +147,7 @@ class _FaultyTransfer(Transfer):
         self._lock = threading.Lock()
         self._moved: I64 = np.zeros(len(plan), np.int64)
         self._errno: I32 = np.full(len(plan), errno.ETIMEDOUT, np.int32)
-        self._copies: list[mmap.mmap] = []
+        self._copies: list[Copy] = []  # flipped
         kinds = np.array([*(fault.kind for fault in faults), None], dtype=object)[hit]  # hit is -1 for none
 
         failed = np.flatnonzero(kinds == FaultKind.ERRNO)
@@ -191,7 +197,7 @@ class _FaultyTransfer(Transfer):
             return RangeResults(self._moved.copy(), self._errno.copy())
 
     def _advance(self) -> None:
-        """Start what is due, and take the results of what has ended."""
+        """Start what is due, take the results of what has ended, and let go of copies that nothing uses any more."""
         with self._lock:
             for batch in self._batches:
                 due = time.monotonic() >= batch.due_s and self._engine.releases >= batch.releases
@@ -199,6 +205,8 @@ class _FaultyTransfer(Transfer):
                     self._start(batch)
                 if batch.transfer is not None and not batch.over and batch.transfer.done:
                     self._take(batch, batch.transfer.wait(0.0))
+            if self.over:
+                self._copies.clear()
 
     def _start(self, batch: _Batch) -> None:
         try:
@@ -214,17 +222,17 @@ class _FaultyTransfer(Transfer):
         if self._op is Op.READ:
             arrived = batch.index[(results.moved == self._wanted[batch.index]) & self._corrupt[batch.index]]
             for i in arrived:
-                _flip(int(self._plan.address[i]), int(self._flips[i]))
+                self._engine.bits.flip(int(self._plan.address[i]), int(self._flips[i]))
 
     def _flipped_copy(self, plan: RangePlan, i: int) -> int:
-        """The address of a copy of range i with one bit flipped; it lives as long as this transfer."""
-        length = int(plan.length[i])
-        copy = mmap.mmap(-1, length)  # aligned, as O_DIRECT wants it
+        """The address of a copy of range i with one bit flipped, as long as this transfer is not over; of the range itself
+        where that cannot be read: the inner engine will say so."""
+        copy = self._engine.bits.copy(int(plan.address[i]), int(plan.length[i]))
+        if copy is None:
+            return int(plan.address[i])
         self._copies.append(copy)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(copy))
-        ctypes.memmove(address, int(plan.address[i]), length)
-        _flip(address, int(self._flips[i]))
-        return address
+        self._engine.bits.flip(copy.address, int(self._flips[i]))
+        return copy.address
 
 
 def _neighbours(plan: RangePlan, sizes: I64, chosen: Mask) -> tuple[I64, Mask]:
@@ -232,8 +240,3 @@ def _neighbours(plan: RangePlan, sizes: I64, chosen: Mask) -> tuple[I64, Mask]:
     after, before = plan.file_offset + plan.length, plan.file_offset - plan.length
     offset = np.where(after + plan.length <= sizes, after, before)
     return offset[chosen], chosen & (offset < 0)
-
-
-def _flip(address: int, bit: int) -> None:
-    byte = ctypes.c_uint8.from_address(address + bit // 8)
-    byte.value ^= 1 << bit % 8

@@ -8,11 +8,19 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from gdsstore.errors import DeviceError
 from gdsstore.memory.cuda import CudaDevice
 from gdsstore.waiting import Deadline
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
 
 # From cuda.h.
 _NON_BLOCKING = 1
@@ -60,6 +68,18 @@ class Event:
             self._device.ask(lambda cuda: cuda.cuEventDestroy_v2(handle))
 
 
+class AllOf:
+    """Several events as one."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._events = tuple(events)
+
+    def wait(self, timeout_s: float) -> bool:
+        """See `Event.wait`."""
+        deadline = Deadline(timeout_s)
+        return all(event.wait(deadline.left_s) for event in self._events)
+
+
 class Stream:
     """A stream of our own, which waits for no other unless told. Used by one thread at a time."""
 
@@ -93,6 +113,27 @@ class Stream:
                 ctypes.c_uint64(to), ctypes.c_uint64(at), ctypes.c_size_t(nbytes), self._handle
             ),
         )
+
+    def copy_each(self, to: U64, at: U64, nbytes: I64) -> I32:
+        """Queue copies, as `copy` does one; the driver's error of each, 0 where it is queued. Shapes (n,).
+
+        Raises DeviceError where none was queued.
+        """
+        errors = np.zeros(len(to), np.int32)
+
+        def queue(cuda: Any) -> int:
+            rows = zip(to.tolist(), at.tolist(), nbytes.tolist(), strict=True)
+            for i, (destination, source, count) in enumerate(rows):
+                errors[i] = cuda.cuMemcpyAsync(
+                    ctypes.c_uint64(destination),
+                    ctypes.c_uint64(source),
+                    ctypes.c_size_t(count),
+                    self._handle,
+                )
+            return 0
+
+        self._do("cuMemcpyAsync", queue)
+        return errors
 
     def zero(self, address: int, nbytes: int) -> None:
         """Queue zeros into device memory."""

@@ -19,7 +19,9 @@ import numpy.typing as npt
 import pytest
 
 from gdsstore.engines.base import Engine, Op, RangePlan
+from gdsstore.engines.bounce import BounceEngine
 from gdsstore.engines.faulty import FaultyEngine
+from gdsstore.engines.faulty_device import FaultyDeviceEngine
 from gdsstore.engines.kvikio import KvikioEngine
 from gdsstore.engines.nixl import NixlEngine
 from gdsstore.engines.nixl_gds import NixlGdsEngine
@@ -47,6 +49,9 @@ DEVICE_MAKERS: dict[str, Callable[[], Engine]] = {
     "kvikio-direct": lambda: OnDevice(KvikioEngine(4)),
     "kvikio-compat": lambda: OnDevice(KvikioEngine(4, compat=True)),
     "nixl-gds-mt": lambda: OnDevice(NixlGdsEngine(128, threads=4)),
+    "bounce-posix": lambda: OnDevice(BounceEngine(PosixEngine(4), arena_bytes=4 << 20)),
+    "bounce-nixl": lambda: OnDevice(BounceEngine(new_nixl(), arena_bytes=4 << 20)),
+    "faulty-kvikio": lambda: OnDevice(FaultyDeviceEngine(KvikioEngine(4), (), seed=0)),
 }
 ON_GPU = pytest.mark.own_process(CUDASIM_POISON=0xEE, NIXL_LOG_LEVEL="FATAL")
 ALL_ENGINES = [*sorted(MAKERS), *(pytest.param(name, marks=ON_GPU) for name in sorted(DEVICE_MAKERS))]
@@ -57,7 +62,9 @@ def make(name: str, request: pytest.FixtureRequest) -> Engine:
     if name in MAKERS:
         return MAKERS[name]()
     request.getfixturevalue("gpu")
-    need(*(["kvikio"] if name.startswith("kvikio") else ["nixl", "nixl_cu13"]))
+    for part, packages in (("kvikio", ["kvikio"]), ("nixl", ["nixl", "nixl_cu13"])):
+        if part in name:
+            need(*packages)
     return DEVICE_MAKERS[name]()
 
 
