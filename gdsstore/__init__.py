@@ -6,6 +6,7 @@ from gdsstore.errors import (
     ArgumentError,
     ConfigError,
     DeadlineError,
+    DeviceError,
     EngineError,
     GdsStoreError,
     MissingExtraError,
@@ -18,8 +19,10 @@ from gdsstore.errors import (
 )
 from gdsstore.layout import ByteOrder, ByteRange, PageKind, PageLayout
 from gdsstore.memory.arena import Arena
+from gdsstore.memory.device_views import DevicePieces
 from gdsstore.memory.views import Pages, Pieces
 from gdsstore.namespace import Keys, Namespace, Parallelism
+from gdsstore.observe.paths import PathRow
 from gdsstore.store import Store, open
 from gdsstore.transfer.results import LoadResult, PageStatus, SaveResult
 from gdsstore.weights import weights_digest
@@ -35,6 +38,8 @@ __all__ = [
     "Config",
     "ConfigError",
     "DeadlineError",
+    "DeviceError",
+    "DevicePieces",
     "Durability",
     "EngineError",
     "GdsStoreError",
@@ -47,6 +52,7 @@ __all__ = [
     "PageStatus",
     "Pages",
     "Parallelism",
+    "PathRow",
     "Pieces",
     "SaveResult",
     "Store",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,11 +13,16 @@ from gdsstore.catalog.keys import index_keys
 from gdsstore.catalog.lookup import Places
 from gdsstore.catalog.lost import NO_FILE
 from gdsstore.catalog.records import Locations, SegmentRow, SegmentState
+from gdsstore.damage import drop_lost_segments, report_damage
+from gdsstore.engines.base import Op
 from gdsstore.errors import GdsStoreError, VolumeError
+from gdsstore.memory.device_views import describe_device, on_device
 from gdsstore.memory.views import PageMemory, Pages, describe
 from gdsstore.namespace import Keys, Namespace, as_key_array
+from gdsstore.transfer.admission import Admission
 from gdsstore.transfer.flight import Placed
 from gdsstore.transfer.load import LoadJob, load
+from gdsstore.transfer.policy_terms import State, TransferClass
 from gdsstore.transfer.results import LoadResult, PageStatus, SaveResult
 from gdsstore.transfer.save import SaveJob
 from gdsstore.volume.format import Geometry
@@ -26,9 +30,18 @@ from gdsstore.volume.tombstones import bury
 from gdsstore.waiting import Deadline
 
 if TYPE_CHECKING:
+    from gdsstore.device_moving import DeviceMoving
     from gdsstore.store import Store
 
 log = logging.getLogger("gdsstore.store")
+
+# What becomes of the pages of a call that was never begun.
+UNSTARTED_LOAD = {State.EXPIRED: PageStatus.MISS_DEADLINE, State.REFUSED: PageStatus.MISS_BUSY}
+UNSTARTED_SAVE = {
+    State.EXPIRED: PageStatus.FAILED_DEADLINE,
+    State.REFUSED: PageStatus.FAILED_BUSY,
+    State.DROPPED: PageStatus.FAILED_DROPPED,
+}
 
 T = TypeVar("T")
 
@@ -78,9 +91,15 @@ class BoundNamespace:
         Raises ArgumentError at once where keys and pages do not fit; then nothing was done.
         """
         array = as_key_array(keys)
-        memory = describe(pages, len(array), self._page_bytes, writable=False)
+        memory, moving = self._memory(pages, len(array), writable=False)
         deadline = self._deadline(deadline_s)
-        return self._submit(lambda: self._save(array, memory, deadline))
+        return self._store.submit(
+            lambda admission: self._save(array, memory, moving, deadline, admission),
+            TransferClass.OFFLOAD,
+            len(array) * self._record_bytes,
+            deadline,
+            lambda state: SaveResult(np.full(len(array), UNSTARTED_SAVE[state], np.uint8)),
+        )
 
     def load(self, keys: Keys, pages: Pages, *, deadline_s: float | None = None) -> Future[LoadResult]:
         """Fetch n pages into the caller's memory. The result says for each key LOADED or MISS_* (and why).
@@ -88,23 +107,43 @@ class BoundNamespace:
         The memory of a page that missed holds nothing to rely on. Raises ArgumentError as `save` does.
         """
         array = as_key_array(keys)
-        memory = describe(pages, len(array), self._page_bytes, writable=True)
+        memory, moving = self._memory(pages, len(array), writable=True)
         deadline = self._deadline(deadline_s)
-        return self._submit(lambda: self._load(array, memory, deadline))
+        return self._store.submit(
+            lambda admission: self._load(array, memory, moving, deadline, admission),
+            TransferClass.LOAD,
+            len(array) * self._record_bytes,
+            deadline,
+            lambda state: LoadResult(np.full(len(array), UNSTARTED_LOAD[state], np.uint8)),
+        )
 
     def in_place(self, pages: Pages, count: int) -> npt.NDArray[np.bool_]:
         """Which of `count` pages the drive reads and writes where they are, so that only their memory can be in use after a call;
         the others go through memory of the store's. Shape (n,). Raises ArgumentError as `load` does."""
-        memory = describe(pages, count, self._page_bytes, writable=False)
-        return self._store.moving().mover.in_place(memory, self._record_bytes)
+        memory, moving = self._memory(pages, count, writable=False)
+        route = (moving or self._store.moving()).route(Op.READ, self._record_bytes, count)
+        return route.mover.in_place(memory, self._record_bytes)
+
+    def _memory(self, pages: Pages, count: int, *, writable: bool) -> tuple[PageMemory, DeviceMoving | None]:
+        """Where the pages of a call are, and what moves them; None: what moves host memory, which the call makes itself."""
+        if not on_device(pages):
+            return describe(pages, count, self._page_bytes, writable=writable), None
+        found = describe_device(pages, count, self._page_bytes, writable=writable)
+        moving = self._store.device_moving(found.device)
+        moving.check_page(self._record_bytes)
+        return moving.memory_of(found), moving
 
     def _deadline(self, deadline_s: float | None) -> Deadline:
         return Deadline(self._store.config.io_deadline_s if deadline_s is None else deadline_s)
 
-    def _submit(self, work: Callable[[], T]) -> Future[T]:
-        return self._store.submit(work)
-
-    def _save(self, keys: npt.NDArray[np.uint8], memory: PageMemory, deadline: Deadline) -> SaveResult:
+    def _save(
+        self,
+        keys: npt.NDArray[np.uint8],
+        memory: PageMemory,
+        moving: DeviceMoving | None,
+        deadline: Deadline,
+        admission: Admission,
+    ) -> SaveResult:
         index, tag = index_keys(keys, self.digest)
         status = np.full(len(keys), PageStatus.PENDING, np.uint8)
         with self._store.using() as store:
@@ -118,7 +157,11 @@ class BoundNamespace:
             fresh[first] = True
             at = np.flatnonzero(fresh & ~where.found)
             job = SaveJob(at, keys[at], index[at], tag[at], self.digest, memory.take(at), self._record_bytes)
-            result = store.moving().saver.save(job, status, deadline) if len(at) else SaveResult(status)
+            result = SaveResult(status)
+            if len(at):
+                route = (moving or store.moving()).route(Op.WRITE, self._record_bytes, len(at))
+                with route.timed(len(at) * self._record_bytes, status):
+                    result = route.saver.save(job, status, deadline, admission)
             # A key that came again shares its first one's fate.
             again = np.flatnonzero(~fresh)
             fate = status[first[inverse[again]]]
@@ -126,12 +169,22 @@ class BoundNamespace:
             store.counters.outcome(result.reasons())
         return result
 
-    def _load(self, keys: npt.NDArray[np.uint8], memory: PageMemory, deadline: Deadline) -> LoadResult:
+    def _load(
+        self,
+        keys: npt.NDArray[np.uint8],
+        memory: PageMemory,
+        moving: DeviceMoving | None,
+        deadline: Deadline,
+        admission: Admission,
+    ) -> LoadResult:
         index, tag = index_keys(keys, self.digest)
         status = np.full(len(keys), PageStatus.MISS_ABSENT, np.uint8)
         with self._store.using() as store:
             where, rows = store.catalog.locate(index, tag)
             at, placed = self._place(where, rows)
+            fit = admission.readable(placed.volume)
+            status[at[~fit]] = PageStatus.MISS_VOLUME_SICK
+            at, placed = at[fit], placed.take(fit)
             store.heat.touch(where.segment[at], where.slot[at])
 
             job = LoadJob(
@@ -147,16 +200,18 @@ class BoundNamespace:
 
             result = LoadResult(status)
             if len(at):
-                config = store.config
-                result = load(
-                    store.moving().mover,
-                    job,
-                    status,
-                    config.chunk_bytes,
-                    config.verify,
-                    still_there,
-                    deadline,
-                )
+                route = (moving or store.moving()).route(Op.READ, self._record_bytes, len(at))
+                with route.timed(len(at) * self._record_bytes, status):
+                    result = load(
+                        route.mover,
+                        job,
+                        status,
+                        route.chunk_bytes,
+                        store.config.verify,
+                        still_there,
+                        deadline,
+                        admission,
+                    )
             self._drop_damaged(index, where, status)
             store.counters.outcome(result.reasons())
         return result
@@ -183,10 +238,10 @@ class BoundNamespace:
         gone = (status == PageStatus.MISS_SEGMENT) | (status == PageStatus.MISS_IO)
         try:
             if len(damaged):
-                self._store.report_damage(where.segment[damaged], where.slot[damaged])
+                report_damage(self._store, where.segment[damaged], where.slot[damaged])
                 self._remove(index[damaged], _take(where, damaged))
             if gone.any():
-                self._store.drop_lost_segments(np.unique(where.segment[gone]).tolist())
+                drop_lost_segments(self._store, np.unique(where.segment[gone]).tolist())
         except GdsStoreError as error:  # a full drive, say: the loads that went well stay good
             log.error("damaged pages could not be dropped, and will miss again: %s", error)
 

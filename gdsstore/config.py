@@ -11,9 +11,11 @@ import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
+from gdsstore.choices import AutoOff, Durability, EngineName, GpuEngineName
+from gdsstore.engines import routes
+from gdsstore.engines.routes import PathSetting
 from gdsstore.errors import ConfigError
 from gdsstore.settings import Kind, Setting, choice, setting
 from gdsstore.sizes import GiB, KiB, MiB, TiB, format_size
@@ -23,24 +25,7 @@ MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = MiB, 16 * GiB
 AUTO_SEGMENTS = 64  # a reclaim frees one of that many: fine enough to be gentle, coarse enough for large sequential writes
 AUTO_SEGMENT_MIN_BYTES, AUTO_SEGMENT_MAX_BYTES = 16 * MiB, 256 * MiB
 
-
-class Durability(StrEnum):
-    """When a saved page is on the drive for good."""
-
-    NONE = "none"  # when the kernel gets to it; survives the death of the process
-    INTERVAL = "interval"  # at most `sync_interval_s` later
-    COMMIT = "commit"  # before it is visible
-
-
-class EngineName(StrEnum):
-    AUTO = "auto"
-    NIXL = "nixl"
-    POSIX = "posix"
-
-
-class AutoOff(StrEnum):
-    AUTO = "auto"
-    OFF = "off"
+__all__ = ["SETTINGS", "AutoOff", "Config", "Durability", "EngineName", "GpuEngineName", "PathSetting"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +109,34 @@ class Config:
         "What moves bytes between host memory and the drive. auto: nixl where it is installed and works, else posix.",
     )
     workers: int = setting(
-        4, "Moving bytes", Kind.INTEGER, "Calls that move bytes at the same time.", low=1, high=256
+        6,
+        "Moving bytes",
+        Kind.INTEGER,
+        "Calls that move bytes at the same time. Two of them are kept from saves, so that loads need not wait.",
+        low=1,
+        high=256,
+    )
+    offload_budget_s: float = setting(
+        30.0,
+        "Moving bytes",
+        Kind.SECONDS,
+        "A save that waits longer than this for its turn is dropped and counted (FAILED_DROPPED).",
+        low=0.01,
+        high=3600,
+    )
+    drive_breaker: AutoOff = choice(
+        AutoOff.AUTO,
+        "Moving bytes",
+        "Leave a drive alone that answers only with errors, or not at all: its pages miss at once, saves go elsewhere, and it is "
+        "tried again, ever more seldom.",
+    )
+    volume_ops: int = setting(
+        65536,
+        "Moving bytes",
+        Kind.INTEGER,
+        "Pages under way on one volume at most, over all calls. Bytes under way are bounded by 8 chunks.",
+        low=1,
+        high=1 << 20,
     )
     chunk_bytes: int = setting(
         32 * MiB,
@@ -178,6 +190,58 @@ class Config:
     )
     pin_host: AutoOff = choice(
         AutoOff.AUTO, "Memory", "Pin arenas with cudaHostRegister. auto: where CUDA is present."
+    )
+
+    path: PathSetting = choice(
+        PathSetting.AUTO,
+        "GPU memory",
+        "How pages in GPU memory reach the drive. auto: what is measured to be faster; direct: by cuFile; bounce: through pinned "
+        "host memory. See docs/paths.md.",
+    )
+    strict: bool = setting(
+        False,
+        "GPU memory",
+        Kind.SWITCH,
+        "Refuse GPU memory where the direct path is not there, instead of going through host memory.",
+    )
+    gpu_engine: GpuEngineName = choice(
+        GpuEngineName.AUTO,
+        "GPU memory",
+        "What calls cuFile. auto: kvikio where it is installed and works, else nixl (its GDS_MT plugin).",
+    )
+    gpu_in_flight: int = setting(
+        32,
+        "GPU memory",
+        Kind.INTEGER,
+        "Requests that cuFile is given at the same time. GPUDirect Storage was seen to hang at about 256.",
+        low=1,
+        high=128,
+    )
+    gpu_staging_bytes: int = setting(
+        512 * MiB,
+        "GPU memory",
+        Kind.SIZE,
+        "Memory on each GPU through which pages go; registered once, and bounded by BAR1 and by cuFile's limit of pinned memory.",
+        low=MiB,
+        high=64 * GiB,
+        step=64 * KiB,
+    )
+    bounce_bytes: int = setting(
+        128 * MiB,
+        "GPU memory",
+        Kind.SIZE,
+        "Pinned host memory of the bounce path, for each GPU.",
+        low=MiB,
+        high=64 * GiB,
+        step=4 * KiB,
+    )
+    measure_s: float = setting(
+        2.0,
+        "GPU memory",
+        Kind.SECONDS,
+        "How long the paths are measured on the volume, once; the result is kept with the store. 0: never, and the direct path is "
+        "preferred until transfers have shown otherwise.",
+        high=600,
     )
 
     maintain: bool = setting(
@@ -252,6 +316,7 @@ def _unknown(given: Given) -> ConfigError:
 
 
 def _check_together(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    routes.check(values["path"], values["strict"])
     if values["chunk_bytes"] > values["staging_bytes"]:
         _refuse(
             "staging_bytes must hold at least one chunk_bytes",

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +26,22 @@ from gdsstore.memory.numa import node_of_path
 from gdsstore.observe.counters import Counters
 from gdsstore.observe.paths import PathTotals
 from gdsstore.sequence import Sequencer
+from gdsstore.transfer.flight import Side
 from gdsstore.transfer.host_side import HostSide
-from gdsstore.transfer.mover import Mover
+from gdsstore.transfer.mover import STALL_S, Moved, Mover
+from gdsstore.transfer.results import PageStatus, Statuses
 from gdsstore.transfer.save import Saver
 from gdsstore.volume.files import SegmentFiles
 from gdsstore.volume.format import entry_salt
+from gdsstore.volume.health import VolumeHealth
 from gdsstore.volume.volume import Volume
+
+IO_FAILURES = (
+    PageStatus.MISS_IO,
+    PageStatus.MISS_DEADLINE,
+    PageStatus.FAILED_IO,
+    PageStatus.FAILED_DEADLINE,
+)
 
 
 def make_arena(config: Config, size_bytes: int, volume: Volume) -> Arena:
@@ -70,6 +82,7 @@ class Staging:
 class Parts:
     """What of a store the parts that move bytes work with."""
 
+    root: FilePath  # the store directory
     config: Config
     volumes: Sequence[Volume]
     segment_bytes: int
@@ -80,8 +93,20 @@ class Parts:
     sequencer: Sequencer
     counters: Counters
     paths: PathTotals
+    health: Sequence[VolumeHealth]  # of each volume
 
-    def saver(self, mover: Mover) -> Saver:
+    def mover(self, engine: Engine, files: SegmentFiles, side: Side, moved: Moved | None = None) -> Mover:
+        return Mover(
+            engine,
+            files,
+            side,
+            self.counters,
+            moved=moved,
+            health=self.health,
+            stall_s=min(STALL_S, self.config.io_deadline_s),
+        )
+
+    def saver(self, mover: Mover, chunk_bytes: int) -> Saver:
         return Saver(
             mover,
             self.pool,
@@ -89,9 +114,27 @@ class Parts:
             self.heat,
             self.sequencer,
             entry_salt(self.uuid),
-            self.config.chunk_bytes,
+            chunk_bytes,
             self.config.durability is Durability.COMMIT,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The way that the pages of one call take. `report` is told bytes, seconds and whether the drive or the device failed."""
+
+    mover: Mover
+    saver: Saver
+    chunk_bytes: int
+    report: Callable[[int, float, bool], None] | None = None
+
+    @contextlib.contextmanager
+    def timed(self, nbytes: int, status: Statuses) -> Iterator[None]:
+        """Around the moving of `nbytes` bytes; `status` is that of the call, filled in meanwhile."""
+        start = time.monotonic()
+        yield
+        if self.report is not None:
+            self.report(nbytes, time.monotonic() - start, bool(np.isin(status, IO_FAILURES).any()))
 
 
 class Moving:
@@ -109,8 +152,13 @@ class Moving:
             for volume in np.flatnonzero(nbytes).tolist():
                 parts.paths.add(Path.HOST, engine.name, volume, op, int(nbytes[volume]))
 
-        self.mover = Mover(engine, self.files, side, parts.counters, moved)
-        self.saver = parts.saver(self.mover)
+        self.mover = parts.mover(engine, self.files, side, moved)
+        self.saver = parts.saver(self.mover, config.chunk_bytes)
+        self._route = Route(self.mover, self.saver, config.chunk_bytes)
+
+    def route(self, op: Op, record_bytes: int, pages: int) -> Route:
+        """The way that `pages` pages of `record_bytes` bytes take."""
+        return self._route
 
     def close(self, timeout_s: float) -> None:
         """Wait for what is under way, then let go; whatever one step raises, the others happen."""

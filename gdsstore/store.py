@@ -3,40 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gdsstore.bound import BoundNamespace
 from gdsstore.catalog.allocate import SegmentPool
 from gdsstore.catalog.heat import Heat
-from gdsstore.catalog.lost import give_up
 from gdsstore.catalog.reclaim import Reclaimer
 from gdsstore.catalog.records import SegmentState
 from gdsstore.catalog.state import Locks
-from gdsstore.config import Config, Durability, EngineName
+from gdsstore.config import AutoOff, Config, Durability, EngineName
 from gdsstore.directory import StoreDirectory, as_paths
-from gdsstore.engines.base import Engine
-from gdsstore.engines.choose import make_engine
+from gdsstore.engines.base import Engine, Op
 from gdsstore.errors import ConfigError, StoreClosedError
 from gdsstore.layout import PageLayout
 from gdsstore.memory.arena import Arena
+from gdsstore.memory.device_views import whole_buffer
+from gdsstore.movers import Movers
 from gdsstore.moving import Moving, Parts, make_arena
 from gdsstore.namespace import Namespace
 from gdsstore.observe.counters import Counters
-from gdsstore.observe.paths import PathTotals
+from gdsstore.observe.paths import PathRow, PathTotals
 from gdsstore.open_stores import AFTER_FORK, claim, let_go
 from gdsstore.opening import close_parts, open_parts
 from gdsstore.sequence import Sequencer
+from gdsstore.transfer.admission import Admission
+from gdsstore.transfer.plan import AHEAD_CHUNKS
+from gdsstore.transfer.policy_terms import Caps, Limits, State, TransferClass
+from gdsstore.transfer.scheduler import Scheduler
 from gdsstore.upkeep import Upkeep
+from gdsstore.volume.health import NEVER_SICK, Breaker, HealthLimits, watch_volumes
 from gdsstore.volume.placement import Placement
+from gdsstore.waiting import Deadline
+
+if TYPE_CHECKING:
+    from gdsstore.device_moving import DeviceMoving, Registration
 
 log = logging.getLogger("gdsstore.store")
 
@@ -56,7 +63,8 @@ def open(
 
     `paths`: one directory, or one a volume (a filesystem on a drive of its own); the first holds the catalog. `capacity`: how
     many bytes of disk it may use ("500GiB"). `config`, or single `settings` by name: see docs/settings.md; environment and
-    config file count too. `engine`: the setting, or an engine of your own instead (the store closes it).
+    config file count too. `engine`: the setting, or an engine of your own instead, for host memory or that of one GPU; the
+    store closes it.
 
     Raises StoreError and its kinds (StoreBusyError, StoreVersionError, StoreDamagedError), VolumeError, ConfigError.
     """
@@ -84,16 +92,11 @@ class Store:
         found = as_paths(paths)
         self.config = config
         self.counters = Counters()
-        self._paths = PathTotals()
         self.directory = StoreDirectory(found[0])
         self._closed = self._forked = False
         self._writing = False
         self._active = 0
         self._idle = threading.Condition()
-        self._executor: ThreadPoolExecutor | None = None
-        self._moving: Moving | None = None
-        self._moving_lock = threading.Lock()
-        self._engine = engine
         with contextlib.ExitStack() as undo:
             self.directory.prepare()
             self.locks = Locks(self.directory.root)
@@ -116,7 +119,13 @@ class Store:
             self.reclaimer = Reclaimer(
                 self.catalog, self.volumes, self.heat, self.segment_bytes, self.capacity_bytes, config.grace_s
             )
-            self.placement = Placement(self.volumes)
+            limits = HealthLimits() if config.drive_breaker is AutoOff.AUTO else NEVER_SICK
+            self.health = watch_volumes(len(self.volumes), limits)
+            self._scheduler = Scheduler(
+                Limits(workers=config.workers, offload_budget_s=config.offload_budget_s),
+                [Caps(AHEAD_CHUNKS * config.chunk_bytes, config.volume_ops)] * len(self.volumes),
+            )
+            self.placement = Placement(self.volumes, self._writable)
             self.pool = SegmentPool(
                 self.catalog,
                 self.volumes,
@@ -127,7 +136,8 @@ class Store:
                 self.segment_bytes,
                 self._room_taken,
             )
-            self._parts = Parts(
+            parts = Parts(
+                self.directory.root,
                 config,
                 self.volumes,
                 self.segment_bytes,
@@ -137,8 +147,10 @@ class Store:
                 self.heat,
                 self.sequencer,
                 self.counters,
-                self._paths,
+                PathTotals(),
+                self.health,
             )
+            self._movers = Movers(parts, engine)
             if config.engine is not EngineName.AUTO and engine is None:
                 self.moving()  # asked for by name: whether it works is said now
             self.upkeep = Upkeep(self)
@@ -146,17 +158,46 @@ class Store:
             undo.pop_all()
 
     def moving(self) -> Moving:
-        """The parts that move bytes; made by the first call. Raises EngineError, MissingExtraError, VolumeError."""
-        with self._moving_lock:
-            if self._moving is None:
-                config = self.config
-                engine = self._engine or make_engine(
-                    config.engine,
-                    posix_threads=config.posix_threads,
-                    in_flight_ranges=config.in_flight_ranges,
-                )
-                self._moving = Moving(engine, self._parts)
-            return self._moving
+        """The parts that move host memory; made by the first call. Raises EngineError, MissingExtraError, VolumeError."""
+        return self._movers.host()
+
+    def device_moving(self, device: int) -> DeviceMoving:
+        """The parts that move the memory of a GPU, by its ordinal; made by the first call, which takes seconds.
+
+        Raises ConfigError, DeviceError, EngineError, MissingExtraError: what `path` and `strict` allow cannot be had.
+        """
+        with self.using():
+            return self._movers.device(device)
+
+    def register(self, buffer: Any) -> Registration:
+        """Let the drive reach a GPU buffer directly: pages in it that are large and aligned skip the staging memory.
+
+        `buffer`: one contiguous CUDA tensor or array. Close what is returned before the buffer is freed. It takes BAR1 and pinned
+        memory of cuFile's: see docs/paths.md. Raises ArgumentError, and what `device_moving` raises.
+        """
+        found = whole_buffer(buffer)
+        return self.device_moving(found.device).register(found.memory)
+
+    def measure_paths(self, device: int = 0, seconds: float = 2.0) -> None:
+        """Measure the paths to a GPU's memory again, now, instead of once when they are first used: see docs/paths.md.
+
+        Raises what `device_moving` raises, and DeadlineError where its staging memory stays in use.
+        """
+        with self.using():
+            self.device_moving(device).measure(seconds)
+
+    def path_report(self) -> list[PathRow]:
+        """Every byte moved since the store was opened, by path, engine, volume and direction: see docs/paths.md."""
+        return self._movers.path_report()
+
+    def _writable(self, volume: int) -> bool:
+        """A slow volume is avoided while another is well, and a sick one until it is tried again."""
+        health = self.health[volume]
+        if health.healthy:
+            return True
+        if any(other.healthy for other in self.health):
+            return False
+        return health.breaker is not Breaker.OPEN or health.allows(write=False)
 
     def _room_taken(self) -> None:
         self._writing = True
@@ -164,9 +205,7 @@ class Store:
 
     def sweep(self) -> None:
         """Let go of what belonged to I/O that was stuck and has ended."""
-        moving = self._moving
-        if moving is not None:
-            moving.mover.sweep()
+        self._movers.sweep()
 
     # --- the public calls ---
 
@@ -239,7 +278,12 @@ class Store:
                 "segments_reclaimed": self.reclaimer.counts.segments,
                 "pages_reclaimed": self.reclaimer.counts.pages,
                 "catalog": self.catalog.stats(),
-                "engine": self._moving.engine.name if self._moving else None,
+                "engine": self._movers.engine_name,
+                "transfers": dataclasses.asdict(self._scheduler.stats()),
+                "volumes": [
+                    {"path": str(volume.path), **dataclasses.asdict(health.snapshot())}
+                    for volume, health in zip(self.volumes, self.health, strict=True)
+                ],
                 "maintainer": self.upkeep.is_maintainer,
             }
 
@@ -253,8 +297,7 @@ class Store:
                 log.error(
                     "the store is closed under %d calls that did not end in %g s", self._active, timeout_s
                 )
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+        self._scheduler.close(timeout_s)
         self.upkeep.stop(timeout_s)
         with contextlib.ExitStack() as steps:  # runs them all, last first, whatever one raises
             steps.callback(let_go, self)
@@ -262,10 +305,7 @@ class Store:
             steps.callback(close_parts, self.directory, self.locks, self.catalog)
             steps.callback(self.heat.close)
             steps.callback(self.pool.close)
-            if self._moving is not None:
-                steps.callback(self._moving.close, timeout_s)
-            elif self._engine is not None:
-                steps.callback(self._engine.close, timeout_s)
+            steps.callback(self._movers.close, timeout_s)
             if self.config.durability is not Durability.NONE:
                 steps.callback(self.pool.sync)
 
@@ -295,39 +335,29 @@ class Store:
                 self._active -= 1
                 self._idle.notify_all()
 
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run a call in one of the store's workers."""
-        with self.using(), self._idle:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(self.config.workers, "gdsstore-worker")
-            return self._executor.submit(work)
+    def submit(
+        self,
+        work: Callable[[Admission], T],
+        cls: TransferClass,
+        nbytes: int,
+        deadline: Deadline,
+        otherwise: Callable[[State], T],
+    ) -> Future[T]:
+        """Run a call in one of the store's workers, when its turn comes; see `Scheduler.submit`."""
+        with self.using():
+            return self._scheduler.submit(
+                lambda job: work(Admission(self._scheduler, job, self.health)),
+                cls=cls,
+                op=Op.WRITE if cls is TransferClass.OFFLOAD else Op.READ,
+                nbytes=nbytes,
+                deadline=deadline,
+                otherwise=otherwise,
+            )
 
     @property
     def writing(self) -> bool:
         """Whether this store saved anything: only then is room made ahead of need."""
         return self._writing
-
-    def report_damage(self, segment: npt.NDArray[np.uint32], slot: npt.NDArray[np.uint32]) -> None:
-        """Log and count damaged pages, naming their files."""
-        self.counters.add("damaged_pages", len(segment))
-        for segment_id in np.unique(segment).tolist():
-            slots = slot[segment == segment_id].tolist()
-            name = f"{segment_id:08d}.seg"
-            log.error("segment %s: %d damaged pages, dropped; slots %s", name, len(slots), slots[:16])
-
-    def drop_lost_segments(self, segment_ids: Sequence[int]) -> None:
-        """After failed reads: forget the pages of segments whose files are gone or cut short."""
-        for segment_id in segment_ids:
-            with self.catalog.read() as txn:
-                row = self.catalog.segment(txn, segment_id)
-            if row is None or row.state is SegmentState.LOST:
-                continue
-            path = self.volumes[row.volume].segment_path(segment_id)
-            with contextlib.suppress(OSError):
-                if os.lstat(path).st_size >= self.segment_bytes:
-                    continue
-            log.error("%s is missing or cut short; its pages are dropped", path)
-            give_up(self.catalog, self.volumes[row.volume], row)
 
     def _segments(self) -> list[Any]:
         with self.catalog.read() as txn:

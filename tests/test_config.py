@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gdsstore.config import SETTINGS, AutoOff, Config, Durability, EngineName
+from gdsstore.config import SETTINGS, AutoOff, Config, Durability, EngineName, GpuEngineName, PathSetting
 from gdsstore.errors import ConfigError
 from gdsstore.sizes import GiB, KiB, MiB
 
@@ -43,7 +43,7 @@ def test_the_file_that_the_environment_names_is_read_and_a_given_file_goes_befor
     named, given = write(tmp_path / "a.toml", "workers = 1"), write(tmp_path / "b.toml", "posix_threads = 2")
     env = {"GDSSTORE_CONFIG": str(named)}
     assert Config.load(env=env).workers == 1
-    assert (Config.load(given, env).workers, Config.load(given, env).posix_threads) == (4, 2)
+    assert (Config.load(given, env).workers, Config.load(given, env).posix_threads) == (6, 2)
 
 
 def test_the_environment_of_the_process_is_the_default_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,11 @@ def test_every_setting_can_be_set_from_the_environment() -> None:
         "in_flight_ranges": ("16", 16), "posix_threads": ("3", 3), "max_open_files": ("64", 64),
         "staging_bytes": ("64MiB", 64 * MiB), "zero_copy": ("FALSE", False), "huge_pages": ("off", AutoOff.OFF),
         "numa_node": ("1", 1), "pin_host": ("off", AutoOff.OFF), "maintain": ("0", False),
-        "maintain_interval_s": ("2", 2.0),
+        "maintain_interval_s": ("2", 2.0), "path": ("direct", PathSetting.DIRECT), "strict": ("yes", True),
+        "gpu_engine": ("kvikio", GpuEngineName.KVIKIO), "gpu_in_flight": ("8", 8), "gpu_staging_bytes": ("64MiB", 64 * MiB),
+        "bounce_bytes": ("32MiB", 32 * MiB), "measure_s": ("0", 0.0),
+        "offload_budget_s": ("4", 4.0), "volume_ops": ("99", 99),
+        "drive_breaker": ("off", AutoOff.OFF),
     }  # fmt: skip
     assert set(texts) == set(SETTINGS)
     config = Config.load(env={f"GDSSTORE_{name.upper()}": text for name, (text, _) in texts.items()})

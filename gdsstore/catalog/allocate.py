@@ -94,11 +94,12 @@ class SegmentPool:
         self._full_until = 0.0
 
     def reserve(self, slot_bytes: int, count: int, deadline: Deadline) -> list[SlotRun]:
-        """Up to `count` slots, in runs, all on one volume if possible. Fewer, or none, where the store has no room."""
+        """Up to `count` slots, in runs, all on one volume if possible. Fewer, or none, where the store has no room, or no volume
+        is usable."""
         runs: list[SlotRun] = []
         with self._lock:
             volume = self._placement.choose()
-            while count > 0 and not deadline.passed:
+            while volume is not None and count > 0 and not deadline.passed:
                 segment = self._open.get((slot_bytes, volume))
                 if segment is None or segment.room == 0:
                     segment = self._take(slot_bytes, volume)
@@ -183,7 +184,7 @@ class SegmentPool:
 
     def _take(self, slot_bytes: int, volume: int) -> OwnedSegment | None:
         geometry = Geometry.of(self._segment_bytes, slot_bytes)
-        rows = self._rows()
+        rows = [row for row in self._rows() if self._placement.usable(row.volume)]
         preferred = sorted(rows, key=lambda row: row.volume != volume)
         for row in preferred:
             if (
@@ -203,6 +204,8 @@ class SegmentPool:
             fresh = self.grow(volume) or self._reclaimer.reclaim_one()
             if fresh is None:
                 return None
+            if not self._placement.usable(fresh.volume):
+                continue  # reclaimed there: for later
             segment = self._own(fresh, SegmentState.FREE, geometry)
             if segment is not None:
                 return segment

@@ -27,13 +27,15 @@ from gdsstore.memory.views import (
 class DevicePieces:
     """Pages given as raw memory of one device: page i is the bytes at `address[i, 0]`, then those at `address[i, 1]`, and so on.
 
-    Shapes as in `Pieces`. `owner` is kept alive until the call is over. Addresses are trusted.
+    Shapes as in `Pieces`. `owner` is kept alive until the call is over. Addresses are trusted. `streams`: handles of the CUDA
+    streams that may be at work on the bytes; 0 is the legacy default stream.
     """
 
     address: npt.ArrayLike
     length: npt.ArrayLike
     device: int  # ordinal
     owner: object = None
+    streams: tuple[int, ...] = (0,)
 
 
 DevicePageSource: TypeAlias = Any
@@ -45,8 +47,8 @@ counts pages, or a sequence of tensors and arrays, one a page."""
 class DevicePages:
     """Pages on one device.
 
-    `streams`: CUDA streams (handles) on which the arrays' producers said that they may still be at work; whoever reads or
-    writes the bytes waits for them first. Tensors do not say: their user's current stream is to be waited for.
+    `streams`: CUDA streams (handles) that may still be at work on the bytes; whoever reads or writes them waits for these
+    first. Of tensors it is the caller's current stream; of arrays what their producer says.
     """
 
     memory: PageMemory
@@ -78,13 +80,20 @@ def describe_device(
     return DevicePages(checked(found.memory, count, page_bytes), found.device, found.streams)
 
 
+def whole_buffer(buffer: Any, cuda_driver: Any | None = None) -> DevicePages:
+    """All bytes of one contiguous CUDA tensor or array, as one page. Raises ArgumentError where it is not that."""
+    return _describe([buffer], True, cuda_driver)
+
+
 def _describe(pages: Any, writable: bool, driver: Any | None) -> DevicePages:
     if isinstance(pages, DevicePieces):
-        return DevicePages(pieces_memory(pages.address, pages.length, pages.owner), pages.device, ())
+        return DevicePages(
+            pieces_memory(pages.address, pages.length, pages.owner), pages.device, tuple(pages.streams)
+        )
     if is_tensor(pages):
         if pages.device.type != "cuda":
             raise ArgumentError(f"a tensor on {pages.device} is not in CUDA device memory")
-        return DevicePages(tensor_memory(pages, writable), int(pages.device.index), ())
+        return DevicePages(tensor_memory(pages, writable), int(pages.device.index), (_current_stream(pages),))
     if is_sequence(pages):
         return _join([_describe(_one_page(page), writable, driver) for page in pages], pages)
     if _is_cuda_array(pages):
@@ -102,6 +111,12 @@ def _join(parts: list[DevicePages], owner: Any) -> DevicePages:
         raise ArgumentError("the pages of one call must be on one device", devices=devices)
     streams = dict.fromkeys(stream for part in parts for stream in part.streams)
     return DevicePages(joined([part.memory for part in parts], list(owner)), devices[0], tuple(streams))
+
+
+def _current_stream(tensor: Any) -> int:
+    import torch
+
+    return int(torch.cuda.current_stream(tensor.device).cuda_stream)
 
 
 class _OnePage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from gdsstore.memory.lease import Lease
 from gdsstore.memory.views import PageMemory
 from gdsstore.transfer.plan import ChunkPlan
 from gdsstore.transfer.results import Statuses, Unfinished
+from gdsstore.transfer.scheduler_jobs import Grant
 from gdsstore.waiting import Deadline
 
 U64 = npt.NDArray[np.uint64]
@@ -28,7 +30,7 @@ class Placed:
     volume: npt.NDArray[np.int64]
     file_offset: npt.NDArray[np.int64]
 
-    def take(self, index: npt.NDArray[np.intp] | slice) -> Placed:
+    def take(self, index: npt.NDArray[np.intp] | npt.NDArray[np.bool_] | slice) -> Placed:
         return Placed(self.segment[index], self.volume[index], self.file_offset[index])
 
 
@@ -51,6 +53,8 @@ class Flight:
     unpin: Callable[[], None]
     transfers: list[Transfer] = field(default_factory=list)
     device_work: list[Unfinished] = field(default_factory=list)  # kernels on the pages' device
+    grant: Grant | None = None  # of the scheduler's
+    started: float = field(default_factory=time.monotonic)
     scattered: bool = False  # the staged pages of a READ are where they belong
     sums: U64 | None = None  # raw checksums that came with the gathering, shape (n,)
 

@@ -14,6 +14,7 @@ from gdsstore.checksum.definition import finish, seeds
 from gdsstore.engines.base import Op
 from gdsstore.errors import DeadlineError, EngineError
 from gdsstore.memory.views import PageMemory
+from gdsstore.transfer.admission import Admission
 from gdsstore.transfer.flight import Flight, Placed
 from gdsstore.transfer.mover import Mover
 from gdsstore.transfer.plan import AHEAD_CHUNKS, chunks
@@ -48,6 +49,7 @@ def load(
     verify: bool,
     still_there: StillThere,
     deadline: Deadline,
+    admission: Admission,
 ) -> LoadResult:
     """Read the job's pages into their memory. `status` (one a key of the call) is filled in and returned. Does not raise."""
     status[job.at] = PageStatus.MISS_IO  # until better is known
@@ -65,7 +67,7 @@ def load(
         for part in chunks(np.full(len(job.at), job.record_bytes, np.int64), chunk_bytes, taper=True):
             pages = np.arange(part.start, part.stop)
             while True:
-                flight = _start(mover, job, pages, status, deadline, wait=not flights)
+                flight = _start(mover, job, pages, status, deadline, admission, wait=not flights)
                 if flight is not None or not flights:
                     break
                 finish_one()
@@ -89,21 +91,27 @@ def _start(
     pages: npt.NDArray[np.intp],
     status: Statuses,
     deadline: Deadline,
+    admission: Admission,
     *,
     wait: bool,
 ) -> Flight | None:
-    if deadline.passed:
-        status[job.at[pages]] = PageStatus.MISS_DEADLINE
-        return None
-    try:
-        return mover.start(
-            Op.READ, job.memory.take(pages), job.placed.take(pages), job.record_bytes, deadline, wait=wait
-        )
-    except DeadlineError:
-        status[job.at[pages]] = PageStatus.MISS_DEADLINE
-    except EngineError:
-        status[job.at[pages]] = PageStatus.MISS_IO
-    return None
+    """None where it is to be tried again after an earlier chunk has ended, and, with `wait`, where it failed."""
+    placed, flight = job.placed.take(pages), None
+    grant = admission.enter(placed.volume, job.record_bytes, deadline.left_s if wait else 0.0)
+    if grant is None or deadline.passed:
+        stopped = admission.stopping
+        status[job.at[pages]] = PageStatus.MISS_CANCELLED if stopped else PageStatus.MISS_DEADLINE
+    else:
+        try:
+            memory = job.memory.take(pages)
+            flight = mover.start(Op.READ, memory, placed, job.record_bytes, deadline, wait=wait, grant=grant)
+        except DeadlineError:
+            status[job.at[pages]] = PageStatus.MISS_DEADLINE
+        except EngineError:
+            status[job.at[pages]] = PageStatus.MISS_IO
+    if grant is not None and flight is None:
+        grant.done()
+    return flight
 
 
 def _finish(

@@ -9,25 +9,33 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from gdsstore.engines.base import Engine, Op
+from gdsstore.engines.base import Engine, Op, RangeResults
 from gdsstore.errors import DeadlineError, EngineError
 from gdsstore.memory.views import PageMemory
 from gdsstore.observe.counters import Counters
 from gdsstore.transfer.flight import U64, Flight, Placed, Side
 from gdsstore.transfer.plan import ChunkPlan, plan_chunk
 from gdsstore.transfer.results import PageStatus, Statuses, Unfinished
+from gdsstore.transfer.scheduler_jobs import Grant
 from gdsstore.volume.files import SegmentFiles
+from gdsstore.volume.health import VolumeHealth
 from gdsstore.waiting import Deadline, pause
 
 log = logging.getLogger("gdsstore.transfer")
 
 POLL_S = 0.0005  # a chunk of 16 MiB takes several milliseconds
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+# What a drive says of itself; others are about a file, a full filesystem or our own memory.
+DRIVE_ERRORS = (errno.EIO, errno.EREMOTEIO, errno.ENODEV, errno.ENXIO, errno.ENODATA, errno.EILSEQ)
+STALL_S = 5.0
+
+Moved = Callable[[Op, npt.NDArray[np.int64]], None]
 
 
 class Mover:
@@ -39,20 +47,34 @@ class Mover:
         files: SegmentFiles,
         side: Side,
         counters: Counters,
-        moved: Callable[[Op, npt.NDArray[np.int64]], None] = lambda op, nbytes: None,
+        *,
+        moved: Moved | None = None,
+        health: Sequence[VolumeHealth] | None = None,
+        stall_s: float = STALL_S,
     ) -> None:
-        """`moved` is told the bytes that went to or came from each volume, by its index."""
+        """`moved` is told the bytes that went to or came from each volume, by its index. `health`: of each volume, told how
+        its drive answers; one that lets a chunk wait for `stall_s` counts as not answering."""
         self._engine, self._files, self._side = engine, files, side
         self._counters, self._moved = counters, moved
+        self._health, self._stall_s = health, stall_s
         self._lock = threading.Lock()
         self._stuck: list[tuple[list[Unfinished], Callable[[], None]]] = []
 
     def start(
-        self, op: Op, memory: PageMemory, placed: Placed, record_bytes: int, deadline: Deadline, *, wait: bool
+        self,
+        op: Op,
+        memory: PageMemory,
+        placed: Placed,
+        record_bytes: int,
+        deadline: Deadline,
+        *,
+        wait: bool,
+        grant: Grant | None = None,
     ) -> Flight | None:
         """Submit a chunk. None where the staging arena is full and `wait` is false: finish an earlier chunk first.
 
-        `record_bytes`: what a page takes on the drive. Raises DeadlineError where the arena stayed full.
+        `record_bytes`: what a page takes on the drive. `grant` is the flight's from here on; where there is none, it is the
+        caller's. Raises DeadlineError where the arena stayed full.
         """
         n = len(memory)
         staged = np.flatnonzero(~self.in_place(memory, record_bytes))
@@ -95,6 +117,7 @@ class Mover:
             plan_chunk(fd[:0], placed.file_offset[:0], address[:0], length[:0]),
             lease,
             lambda: self._files.unpin(segments, pinned),
+            grant=grant,
         )
         try:
             self._side.prepare(flight, deadline)
@@ -155,7 +178,7 @@ class Mover:
             results = flight.transfers[-1].wait(deadline.left_s)
             whole, errors = flight.plan.moved(results), flight.plan.errors(results)
             failed = pages[~whole[pages]]
-            self._count(flight, results.moved)
+            self._count(flight, results)
             timed_out = errors[failed] == errno.ETIMEDOUT
             reading = flight.op is Op.READ
             flight.status[failed] = PageStatus.MISS_IO if reading else PageStatus.FAILED_IO
@@ -175,12 +198,31 @@ class Mover:
             flight.status[failed] = PageStatus.PENDING
         return flight.status
 
-    def _count(self, flight: Flight, moved: npt.NDArray[np.int64]) -> None:
-        """`moved`: bytes of each request."""
+    def _count(self, flight: Flight, results: RangeResults) -> None:
+        moved = results.moved
         self._counters.moved(flight.op, self._engine.name, int(moved.sum()), len(moved))
-        volume = np.zeros(len(moved), np.int64)
+        volume = np.zeros(len(moved), np.int64)  # of each request
         volume[flight.plan.request] = flight.volume[flight.plan.page]
-        self._moved(flight.op, np.bincount(volume, moved).astype(np.int64))
+        nbytes = np.bincount(volume, moved).astype(np.int64)
+        if self._moved is not None:
+            self._moved(flight.op, nbytes)
+        if self._health is None:
+            return
+        seconds = time.monotonic() - flight.started
+        late = results.errno == errno.ETIMEDOUT
+        # A call with little time of its own says nothing of the drive.
+        stalled = late if seconds >= self._stall_s else np.zeros(len(late), np.bool_)
+        failed = np.isin(results.errno, DRIVE_ERRORS)
+        for index in np.unique(volume).tolist():
+            mine = volume == index
+            bad = bool((failed | stalled)[mine].any())
+            if bad or not late[mine].any():
+                self._health[index].record(
+                    ok=not bad,
+                    nbytes=int(nbytes[index]),
+                    seconds=seconds,
+                    timed_out=bool(stalled[mine].any()),
+                )
 
     def raw_checksums(self, flight: Flight, pages: npt.NDArray[np.intp], deadline: Deadline) -> U64:
         """Raw checksums of some of the chunk's pages, from the memory that the drive saw. Shape (len(pages),).
@@ -201,6 +243,8 @@ class Mover:
 
         def let_go() -> None:
             flight.unpin()
+            if flight.grant is not None:
+                flight.grant.done()
             after()
 
         unfinished = flight.unfinished
@@ -209,6 +253,8 @@ class Mover:
                 flight.lease.release()
             let_go()
             return []
+        if flight.grant is not None:
+            flight.grant.late()
         for transfer in flight.transfers:
             transfer.wait(0.0)  # what has not begun does not begin any more
         if flight.lease is not None:

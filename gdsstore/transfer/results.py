@@ -24,9 +24,16 @@ class PageStatus(IntEnum):
     MISS_IO = 13  # the drive answered with an error, or with fewer bytes
     MISS_DEADLINE = 14
     MISS_SEGMENT = 15  # its segment's file is missing or cannot be opened
+    MISS_VOLUME_SICK = 16  # its drive does not answer, or only with errors; it is tried again in a while
+    MISS_BUSY = 17  # too many loads were waiting
+    MISS_CANCELLED = 18
     FAILED_NO_SPACE = 20
     FAILED_IO = 21
     FAILED_DEADLINE = 22
+    FAILED_VOLUME_SICK = 23  # no drive answers
+    FAILED_BUSY = 24  # too many saves were waiting
+    FAILED_CANCELLED = 25
+    FAILED_DROPPED = 26  # it waited longer than `offload_budget_s`
 
 
 Statuses = npt.NDArray[np.uint8]

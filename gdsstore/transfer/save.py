@@ -19,6 +19,7 @@ from gdsstore.engines.base import Op
 from gdsstore.errors import DeadlineError, EngineError, GdsStoreError, from_os_error
 from gdsstore.memory.views import PageMemory
 from gdsstore.sequence import Sequencer
+from gdsstore.transfer.admission import Admission
 from gdsstore.transfer.flight import Flight, Placed
 from gdsstore.transfer.mover import NO_SPACE, Mover
 from gdsstore.transfer.plan import AHEAD_CHUNKS, chunks
@@ -77,7 +78,7 @@ class Saver:
         self._salt, self._chunk_bytes, self._sync_commits = salt, chunk_bytes, sync_commits
         self._sequencer = sequencer
 
-    def save(self, job: SaveJob, status: Statuses, deadline: Deadline) -> SaveResult:
+    def save(self, job: SaveJob, status: Statuses, deadline: Deadline, admission: Admission) -> SaveResult:
         """Write the job's pages. `status` (one a key of the call) is filled in and returned. Does not raise."""
         parts: list[_Part] = []
         written: list[tuple[_Part, list[Run]]] = []
@@ -97,11 +98,16 @@ class Saver:
                 np.full(len(job.at), job.record_bytes, np.int64), self._chunk_bytes, taper=False
             ):
                 pages = np.arange(cut.start, cut.stop)
-                runs, refused = self._reserve(job.record_bytes, len(pages), deadline)
+                if admission.stopping:
+                    status[job.at[cut.start :]] = PageStatus.FAILED_CANCELLED
+                    break
+                runs, refused = self._reserve(job.record_bytes, len(pages), deadline, admission)
                 room = sum(run.count for run in runs)
                 part = None
                 if room:
-                    part = self._start(job, pages[:room], runs, status, deadline, parts, finish_one)
+                    part = self._start(
+                        job, pages[:room], runs, status, deadline, admission, parts, finish_one
+                    )
                 if part is not None:
                     parts.append(part)
                 if (
@@ -132,7 +138,7 @@ class Saver:
         return SaveResult(status, unfinished)
 
     def _reserve(
-        self, slot_bytes: int, count: int, deadline: Deadline
+        self, slot_bytes: int, count: int, deadline: Deadline, admission: Admission
     ) -> tuple[Sequence[SlotRun], PageStatus]:
         """Slots for up to `count` pages, and what becomes of the pages that got none."""
         try:
@@ -140,7 +146,9 @@ class Saver:
         except GdsStoreError as error:
             log.error("no room for a save: %s", error)
             return [], _failure(error)
-        return runs, PageStatus.FAILED_DEADLINE if deadline.passed else PageStatus.FAILED_NO_SPACE
+        if deadline.passed:
+            return runs, PageStatus.FAILED_DEADLINE
+        return runs, PageStatus.FAILED_NO_SPACE if admission.some_writable else PageStatus.FAILED_VOLUME_SICK
 
     def _drop(self, part: _Part) -> list[Unfinished]:
         """Give a chunk's staging back. Its segments stay ours while the drive may still write to them."""
@@ -159,6 +167,7 @@ class Saver:
         runs: Sequence[SlotRun],
         status: Statuses,
         deadline: Deadline,
+        admission: Admission,
         parts: Sequence[_Part],
         finish_one: Callable[[], None],
     ) -> _Part | None:
@@ -171,15 +180,23 @@ class Saver:
         )
         generation = np.concatenate([np.full(run.count, run.owned.row.generation, np.uint64) for run in runs])
         placed = Placed(segment, volume, offset)
-        flight = None
+        flight = grant = None
         failure = PageStatus.FAILED_DEADLINE
         try:
-            while flight is None and not deadline.passed:
-                memory = job.memory.take(pages)
-                flight = self._mover.start(
-                    Op.WRITE, memory, placed, job.record_bytes, deadline, wait=not parts
-                )
-                if flight is None:
+            while flight is None and not deadline.passed and not admission.stopping:
+                left_s = 0.0 if parts else deadline.left_s
+                grant = grant or admission.enter(volume, job.record_bytes, left_s)
+                if grant is not None:
+                    flight = self._mover.start(
+                        Op.WRITE,
+                        job.memory.take(pages),
+                        placed,
+                        job.record_bytes,
+                        deadline,
+                        wait=not parts,
+                        grant=grant,
+                    )
+                if flight is None and parts:
                     finish_one()
         except DeadlineError:
             pass
@@ -189,8 +206,11 @@ class Saver:
         except BaseException:
             self._let_go(runs, failed=False)
             raise
+        finally:
+            if grant is not None and flight is None:
+                grant.done()
         if flight is None:
-            status[job.at[pages]] = failure
+            status[job.at[pages]] = PageStatus.FAILED_CANCELLED if admission.stopping else failure
             self._let_go(runs, failed=failure is PageStatus.FAILED_IO)
             return None
         # While the drive writes: nobody may change the memory of a save under way, so it does not matter when we read it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,21 +15,32 @@ REFRESH_S = 5.0
 class Placement:
     """Smooth weighted round robin. Not thread-safe: its pool's lock guards it."""
 
-    def __init__(self, volumes: Sequence[Volume]) -> None:
-        self._volumes = volumes
+    def __init__(
+        self, volumes: Sequence[Volume], usable: Callable[[int], bool] = lambda volume: True
+    ) -> None:
+        """`usable`: whether a volume, by its index, may be saved to now."""
+        self._volumes, self._usable = volumes, usable
         self._credit = np.zeros(len(volumes))
         self._weights = np.ones(len(volumes))
         self._next_refresh = 0.0
 
-    def choose(self) -> int:
-        """The index of a volume."""
+    def usable(self, volume: int) -> bool:
+        """Whether pages may go to this volume now."""
+        return self._usable(volume)
+
+    def choose(self) -> int | None:
+        """The index of a volume; None where none is usable now."""
+        usable = np.array([self._usable(volume.index) for volume in self._volumes])
+        if not usable.any():
+            return None
         if len(self._volumes) == 1:
             return 0
         if time.monotonic() >= self._next_refresh:
             self._weights = np.array([max(1, volume.space().free_bytes) for volume in self._volumes], float)
             self._next_refresh = time.monotonic() + REFRESH_S
-        self._credit += self._weights / self._weights.sum()
-        chosen = int(self._credit.argmax())
+        weights = np.where(usable, self._weights, 0.0)
+        self._credit += weights / weights.sum()
+        chosen = int(np.where(usable, self._credit, -np.inf).argmax())
         self._credit[chosen] -= 1.0
         return chosen
 

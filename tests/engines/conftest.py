@@ -10,6 +10,7 @@ import pytest
 
 from gdsstore.engines.base import Engine
 from tests.cudasim.fixtures import gpu, simulator  # noqa: F401
+from tests.engines.bounce_rig import opened  # noqa: F401
 from tests.engines.rig import BLOCK, Bytes, open_file, random_bytes
 
 

@@ -50,6 +50,14 @@ class Tensor:
         return getattr(self.tensor, name)
 
 
+@pytest.fixture(autouse=True)
+def torch_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch here has no CUDA: 70 is the current stream on device 0, 71 on device 1."""
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=device.index + 70)
+    )
+
+
 @pytest.fixture
 def buffer(gpu: ModuleType) -> Any:
     buffer = gpu.DeviceBuffer(16 * PAGE)
@@ -90,7 +98,7 @@ def test_a_tensor_is_described_by_torchs_own_words(buffer: Any) -> None:
     assert on_device(tensor)
     pages = describe_device(tensor, 3, PAGE, writable=True)
     assert pages.memory.address[:, 0].tolist() == [tensor.data_ptr() + i * PAGE for i in range(3)]
-    assert pages.device == 1
+    assert (pages.device, pages.streams) == (1, (71,)), "the caller's stream may be at work on them"
     with pytest.raises(ArgumentError, match="contiguous"):
         describe_device(
             Tensor(torch.zeros((3, 2 * PAGE), dtype=torch.uint8)[:, ::2], 0), 3, PAGE, writable=True
@@ -102,7 +110,7 @@ def test_raw_addresses_are_taken_as_they_are(gpu: ModuleType) -> None:
     pieces = DevicePieces([[1 << 40, 2 << 40]], [PAGE // 2, PAGE // 2], device=1, owner=owner)
     pages = describe_device(pieces, 1, PAGE, writable=True)
     assert pages.memory.address.tolist() == [[1 << 40, 2 << 40]]
-    assert (pages.device, pages.memory.owner) == (1, owner)
+    assert (pages.device, pages.memory.owner, pages.streams) == (1, owner, (0,))
 
 
 def test_a_sequence_has_a_page_in_each_array(buffer: Any) -> None:

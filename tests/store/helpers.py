@@ -29,7 +29,7 @@ U8 = npt.NDArray[np.uint8]
 
 
 def small_config(**settings: Any) -> Config:
-    """Segments of 1 MiB, little memory, no upkeep behind the test's back."""
+    """Segments of 1 MiB, little memory, nothing behind the test's back."""
     defaults: dict[str, Any] = {
         "capacity": "64MiB",
         "segment_bytes": "1MiB",
@@ -42,13 +42,14 @@ def small_config(**settings: Any) -> Config:
         "free_segments": 0,
         "catalog_map_bytes": "64MiB",
         "grace_s": 0,
+        "drive_breaker": "off",
         "io_deadline_s": 20,
         "maintain_interval_s": 3600,
     }
     return Config(**{**defaults, **settings})
 
 
-def small_store(path: Any, *, own_engine: Engine | None = None, **settings: Any) -> Store:
+def small_store(path: Any, /, *, own_engine: Engine | None = None, **settings: Any) -> Store:
     return Store(path, small_config(**settings), own_engine)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gdsstore.catalog.records import SegmentState
+from gdsstore.damage import drop_lost_segments
 from tests.store.helpers import check, make_keys, opaque, save, segments, small_store
 
 PAGE_BYTES = 65536  # 15 pages fill a segment of 1 MiB
@@ -22,7 +23,7 @@ def test_pages_saved_into_a_segment_that_was_given_up_are_not_reported_as_saved(
         namespace = opaque(store, PAGE_BYTES)
         assert save(namespace, keys[:5], PAGE_BYTES).all_ok
         os.truncate(segments(tmp_path)[0], 500_000)
-        store.drop_lost_segments([0])
+        drop_lost_segments(store, [0])
         result = save(namespace, keys, PAGE_BYTES)
         assert check(namespace, keys, PAGE_BYTES).ok.tolist() == result.ok.tolist()
         (row,) = [row for row in store._segments() if row.segment_id == 0]

@@ -1,0 +1,82 @@
+"""What moves pages for one store: the parts for host memory, and those for each GPU, made when they are first needed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gdsstore.engines.base import Engine
+from gdsstore.engines.choose import make_engine
+from gdsstore.engines.device import DeviceEngine
+from gdsstore.moving import Moving, Parts
+from gdsstore.observe.paths import PathRow
+
+if TYPE_CHECKING:
+    from gdsstore.device_moving import DeviceMoving
+
+
+class Movers:
+    """Thread-safe. `engine`: an engine of the user's own, for host memory or that of one GPU; closed with this."""
+
+    def __init__(self, parts: Parts, engine: Engine | None) -> None:
+        self._parts = parts
+        self._device_engine = engine if isinstance(engine, DeviceEngine) else None
+        self._engine = None if isinstance(engine, DeviceEngine) else engine
+        # Two: a GPU takes seconds to be made ready, and host memory does not wait for that.
+        self._host_lock, self._device_lock = threading.Lock(), threading.Lock()
+        self._host: Moving | None = None
+        self._devices: dict[int, DeviceMoving] = {}
+
+    def host(self) -> Moving:
+        """Raises EngineError, MissingExtraError, VolumeError."""
+        with self._host_lock:
+            if self._host is None:
+                self._host = Moving(self._engine or self._new_engine(), self._parts)
+            return self._host
+
+    def device(self, device: int) -> DeviceMoving:
+        """See `Store.device_moving`."""
+        from gdsstore.device_moving import open_device  # torch, Triton and kvikio come with it
+
+        with self._device_lock:
+            if device not in self._devices:
+                self._devices[device] = open_device(
+                    device, self._parts, self._device_engine, self._new_engine
+                )
+            return self._devices[device]
+
+    def _new_engine(self) -> Engine:
+        config = self._parts.config
+        return make_engine(
+            config.engine, posix_threads=config.posix_threads, in_flight_ranges=config.in_flight_ranges
+        )
+
+    @property
+    def engine_name(self) -> str | None:
+        """Of the engine for host memory; None where none was needed yet."""
+        return self._host.engine.name if self._host else None
+
+    def path_report(self) -> list[PathRow]:
+        """See `Store.path_report`."""
+        for moving in list(self._devices.values()):
+            moving.count_paths()
+        return self._parts.paths.rows([str(volume.path) for volume in self._parts.volumes])
+
+    def sweep(self) -> None:
+        """Let go of what belonged to I/O that was stuck and has ended."""
+        if self._host is not None:
+            self._host.mover.sweep()
+        for moving in list(self._devices.values()):
+            moving.sweep()
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for what is under way, then let go; whatever one step raises, the others happen."""
+        closers: list[Callable[[float], object]] = [each.close for each in self._devices.values()]
+        closers += [
+            each.close for each in (self._device_engine, self._host or self._engine) if each is not None
+        ]
+        with contextlib.ExitStack() as steps:
+            for close in closers:
+                steps.callback(close, timeout_s)
