@@ -13,6 +13,7 @@ import typer
 
 from gdsstore.cli.options import JsonFile, Quiet
 from gdsstore.cli.output import Output
+from gdsstore.cli.replay_timed import DEFAULT_SECONDS, TimedOptions, run_timed
 from gdsstore.replay.plan import ReplayPlan
 from gdsstore.replay.requests import portion
 from gdsstore.replay.runner import replay as run_replay
@@ -43,7 +44,11 @@ def replay(
     ] = "256KiB",
     requests: Annotated[int | None, typer.Option(help="At most so many requests. None: all.")] = None,
     skip: Annotated[
-        int, typer.Option(help="Pass over so many requests first, to go on where a replay ended.")
+        int,
+        typer.Option(
+            help="Pass over so many requests first, to go on where a replay ended. With --timed, what they share with "
+            "later ones is stored before."
+        ),
     ] = 0,
     processes: Annotated[
         int, typer.Option(help="Worker processes that share the store, each with whole sessions.")
@@ -55,6 +60,32 @@ def replay(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the workload of our own and of injected faults.")] = 0,
+    timed: Annotated[
+        bool,
+        typer.Option("--timed", help="By the trace's clock, with prefill modelled as time: reports TTFT."),
+    ] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help=f"With --timed: time in which the requests arrive. None: {DEFAULT_SECONDS:g}."),
+    ] = None,
+    scale: Annotated[
+        float | None,
+        typer.Option(
+            help="With --timed: how much faster than recorded they arrive. None: so that they fit into the time."
+        ),
+    ] = None,
+    prefill_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="With --timed: tokens a second that prefill computes. None: 70 % of the time is compute."
+        ),
+    ] = None,
+    throttle: Annotated[
+        float | None, typer.Option(help="With --timed: MB/s that the drive reads, and writes, at most.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="With --timed: picture of the TTFTs to write (.png, .svg, .pdf).")
+    ] = None,
     json_file: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
@@ -66,8 +97,16 @@ def replay(
 
     The replay runs at full speed, not by the trace's clock, so it sets grace_s to 0: within the default of
     30 s it can cycle the whole store. Exit code 1 if a page was wrong, 2 if the replay could not run.
+
+    With --timed, requests come by the trace's clock and prefill takes time on one modelled server: TTFT without
+    a store, with one, with prefetch, and with prefetch and the cost model.
     """
     output = Output(json_file, quiet)
+    timing = TimedOptions(
+        seconds=seconds, scale=scale, prefill_rate=prefill_rate, throttle=throttle, plot=plot
+    )
+    if not timed:
+        timing.check_none_given()
     with contextlib.ExitStack() as stack:
         plan = ReplayPlan(
             stores=tuple(map(str, store)) if store else (stack.enter_context(_temporary_store()),),
@@ -80,6 +119,9 @@ def replay(
             faults=faults,
             seed=seed,
         )
+        if timed:
+            run_timed(plan, timing, output)
+            return
         report = run_replay(plan, stack.enter_context(_progress_bar(plan, output)))
     output.show(report.to_table(), report.to_dict())
     if report.wrong_pages:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gdsstore.errors import DeadlineError
 from gdsstore.replay.requests import Request
-from gdsstore.replay.truth import U8, PageKeys, count_wrong, fill_pages
+from gdsstore.replay.truth import U8, PageKeys, count_wrong, fill_pages, spoil
 from gdsstore.transfer.results import PageStatus
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class Replayer:
         for at in range(0, len(keys), rows):
             some = keys[at : at + rows]
             pages = self._buffer[: len(some)]
-            self._spoil(pages)
+            spoil(pages)
             result, seconds = self._timed(partial(self._call, self._namespace.load, some, pages))
             spent_s += seconds
             good[at : at + len(some)] = self._check(some, pages, result)
@@ -160,16 +160,6 @@ class Replayer:
             on_step()
         if len(keys):
             tally.save_s.append(spent_s)
-
-    def _spoil(self, pages: U8) -> None:
-        """Change some bytes of each 4 KiB, and the last.
-
-        Pages of a common prefix land in the same rows request after request: what an earlier load or save
-        left there must not pass for the result of this one.
-        """
-        pages[:, ::4096] ^= 0xFF
-        if pages.shape[1] % 4096 != 1:  # else the last byte was changed just now
-            pages[:, -1] ^= 0xFF
 
     def _retire_buffer(self, result: PageResult) -> None:
         """Take another buffer if the drive may still use this one, which only a deadline can bring about."""

@@ -92,6 +92,17 @@ def count_wrong(keys: U8, pages: U8) -> npt.NDArray[np.intp]:
     return np.flatnonzero(wrong)
 
 
+def spoil(pages: U8) -> None:
+    """Change some bytes of each 4 KiB of uint8[n, page_bytes], and the last of each page.
+
+    Pages of a common prefix land in the same rows request after request: what an earlier load or save left there must not pass for
+    the result of this one.
+    """
+    pages[:, ::4096] ^= 0xFF
+    if pages.shape[1] % 4096 != 1:  # else the last byte was changed just now
+        pages[:, -1] ^= 0xFF
+
+
 def _check(keys: U8, pages: U8) -> tuple[U64, int]:
     if keys.dtype != np.uint8 or keys.ndim != 2 or keys.shape[1] != KEY_BYTES:
         raise ArgumentError("keys must be uint8[n, 32]", dtype=keys.dtype, shape=keys.shape)

@@ -71,7 +71,7 @@ def open_store(plan: ReplayPlan, faulty: FaultyEngine | None = None) -> gdsstore
 
 def run_worker(plan: ReplayPlan, worker: int, on_step: OnStep) -> WorkerResult:
     """Replay worker `worker`'s share of the plan. Raises GdsStoreError of all kinds."""
-    _compile()
+    compile_checks()
     faulty = _faulty_engine(plan, worker)
     with open_store(plan, faulty) as store:
         rows = max(1, BUFFER_BYTES // plan.page_bytes)
@@ -127,7 +127,7 @@ def _faulty_engine(plan: ReplayPlan, worker: int) -> FaultyEngine | None:
     return FaultyEngine(inner, faults, seed=plan.seed + worker)
 
 
-def _compile() -> None:
+def compile_checks() -> None:
     """Have numba compile, or fetch from its cache, what would otherwise count as the replay's first steps."""
     keys, pages = np.zeros((1, 32), np.uint8), np.zeros((1, 8), np.uint8)
     fill_pages(keys, pages)
