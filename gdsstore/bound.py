@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,23 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from gdsstore.catalog.keys import index_keys
-from gdsstore.catalog.lookup import Places
-from gdsstore.catalog.lost import NO_FILE
-from gdsstore.catalog.records import Locations, SegmentRow, SegmentState
-from gdsstore.damage import drop_lost_segments, report_damage
+from gdsstore.drive_pages import Call, DrivePages
 from gdsstore.engines.base import Op
-from gdsstore.errors import GdsStoreError, VolumeError
+from gdsstore.errors import ConfigError
+from gdsstore.layered_calls import LayeredLoad
 from gdsstore.memory.device_views import describe_device, on_device
 from gdsstore.memory.views import PageMemory, Pages, describe
 from gdsstore.namespace import Keys, Namespace, as_key_array
+from gdsstore.prefetch import Prefetch
 from gdsstore.transfer.admission import Admission
-from gdsstore.transfer.flight import Placed
-from gdsstore.transfer.load import LoadJob, load
+from gdsstore.transfer.groups import LayerGroup
+from gdsstore.transfer.layered_rate import LoadRates
+from gdsstore.transfer.pipeline import OnLayers
 from gdsstore.transfer.policy_terms import State, TransferClass
 from gdsstore.transfer.results import LoadResult, PageStatus, SaveResult
-from gdsstore.transfer.save import SaveJob
-from gdsstore.volume.format import Geometry
-from gdsstore.volume.tombstones import bury
 from gdsstore.waiting import Deadline
 
 if TYPE_CHECKING:
@@ -55,7 +53,9 @@ class BoundNamespace:
         self.digest = namespace.digest
         self._page_bytes = namespace.layout.page_bytes
         self._record_bytes = namespace.layout.record_bytes
-        self._geometry = Geometry.of(store.segment_bytes, self._record_bytes)
+        self._drive = DrivePages(store, namespace)
+        self._rates = LoadRates()
+        self._warm = store.warm_pages(self._drive)
 
     # --- looking up: memory only, microseconds ---
 
@@ -64,22 +64,26 @@ class BoundNamespace:
 
         What was found stays loadable for `grace_s`. Raises ArgumentError for keys that are not 32 bytes.
         """
-        found = self._present(keys, prefix=True).found
+        found = self._present(keys, prefix=True)
         return len(found) if found.all() else int(found.argmin())
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """For each key whether its page is stored. Shape (n,)."""
-        return self._present(keys, prefix=False).found
+        return self._present(keys, prefix=False)
 
-    def _present(self, keys: Keys, *, prefix: bool) -> Places:
-        index, tag = index_keys(as_key_array(keys), self.digest)
+    def _present(self, keys: Keys, *, prefix: bool) -> npt.NDArray[np.bool_]:
+        array = as_key_array(keys)
+        index, tag = index_keys(array, self.digest)
+        warm = self._warm if self._warm is not None and self._warm.holds_unwritten else None
         with self._store.using() as store:
-            where = store.catalog.present(index, tag, prefix=prefix)
+            where = store.catalog.present(index, tag, prefix=prefix and warm is None)
             segment, slot = where.segment[where.found], where.slot[where.found]
             store.heat.touch(segment, slot)
             store.heat.looked_up(segment)  # what is reported now stays loadable for the grace period
-            store.counters.looked_up(len(segment), len(index) - len(segment))
-            return where
+            found = where.found if warm is None else where.found | warm.contains(array)
+            hits = int(np.count_nonzero(found))
+            store.counters.looked_up(hits, len(index) - hits)
+            return found
 
     # --- moving ---
 
@@ -94,7 +98,9 @@ class BoundNamespace:
         memory, moving = self._memory(pages, len(array), writable=False)
         deadline = self._deadline(deadline_s)
         return self._store.submit(
-            lambda admission: self._save(array, memory, moving, deadline, admission),
+            lambda admission: (self._warm or self._drive).save(
+                Call(array, memory, moving, deadline, admission)
+            ),
             TransferClass.OFFLOAD,
             len(array) * self._record_bytes,
             deadline,
@@ -109,13 +115,87 @@ class BoundNamespace:
         array = as_key_array(keys)
         memory, moving = self._memory(pages, len(array), writable=True)
         deadline = self._deadline(deadline_s)
+        if self._warm is not None:
+            self._warm.prefetches.give_way([key.tobytes() for key in array])
         return self._store.submit(
-            lambda admission: self._load(array, memory, moving, deadline, admission),
+            lambda admission: (self._warm or self._drive).load(
+                Call(array, memory, moving, deadline, admission)
+            ),
             TransferClass.LOAD,
             len(array) * self._record_bytes,
             deadline,
             lambda state: LoadResult(np.full(len(array), UNSTARTED_LOAD[state], np.uint8)),
         )
+
+    def load_layers(
+        self,
+        keys: Keys,
+        pages: Pages,
+        on_layers: OnLayers,
+        *,
+        compute_s_per_layer: float | None = None,
+        groups: Sequence[LayerGroup] | None = None,
+        deadline_s: float | None = None,
+    ) -> Future[LoadResult]:
+        """As `load`, layer by layer from the drives, so that the forward can begin before the last layers are there.
+
+        `on_layers(first, last, ok)` is called for layers `first` to `last` (not included), in order, from a thread of the store's,
+        once they are in the caller's memory for the pages where `ok`, bool (n,), is true. In the end it was called for all
+        layers, whatever happened; only of a call that was cancelled before it began it never hears. It must be quick, since
+        reading stops meanwhile; what it raises is logged. `gdsstore.transfer.pipeline.LayerGate.open` is one to wait with.
+
+        Layers are handed out BEFORE their page is verified: that takes all of its bytes. The result tells, and what was computed
+        from a page that missed in it must be thrown away.
+
+        `compute_s_per_layer`: seconds that the forward takes for one layer, where that is known; the layers are grouped by it and
+        by what loads took so far. `groups`: take these instead. Pages whose layout has no layers come in one group.
+        Raises ArgumentError as `load` does, and for groups that do not fit.
+        """
+        array = as_key_array(keys)
+        memory, moving = self._memory(pages, len(array), writable=True)
+        deadline = self._deadline(deadline_s)
+        rate = self._rates.of(None if moving is None else moving.device)
+        layered = LayeredLoad(
+            self.namespace.layout, rate, len(array), on_layers, compute_s_per_layer, groups
+        )
+
+        def load(admission: Admission) -> LoadResult:
+            call = Call(array, memory, moving, deadline, admission)
+            return layered.run(lambda: self._drive.load(call, layered=layered))
+
+        return self._store.submit(
+            load,
+            TransferClass.LOAD,
+            len(array) * self._record_bytes,
+            deadline,
+            lambda state: layered.unstarted(UNSTARTED_LOAD[state]),
+        )
+
+    def prefetch(self, keys: Keys, *, deadline_s: float | None = None) -> Prefetch:
+        """Start to bring pages into the host cache, for a load that is expected within `deadline_s`. Call it as early as the keys
+        are known: what is needed soonest is brought first, and loads go before.
+
+        The earliest pages are usable while later ones still come; a load waits for those that are on their way. Where earlier
+        prefetches turned out to be for nothing, only the head of this one is made. Raises ConfigError without `host_cache`.
+        """
+        warm = self._warm
+        if warm is None:
+            raise ConfigError("there is no host cache to prefetch into; set host_cache")
+        array = as_key_array(keys)
+        deadline = self._deadline(deadline_s)
+        array = array[: self._store.cache.worth_prefetching(len(array))] if len(array) else array
+        handle = Prefetch([key.tobytes() for key in array], len(keys))
+        digest = self.digest
+        handle.future = self._store.submit(
+            lambda admission: warm.prefetch(array, deadline, admission, handle),
+            TransferClass.PREFETCH,
+            len(array) * self._record_bytes,
+            deadline,
+            lambda state: LoadResult(np.full(len(array), UNSTARTED_LOAD[state], np.uint8)),
+            frozenset((digest, key) for key in handle.keys),
+        )
+        warm.prefetches.add(handle)
+        return handle
 
     def in_place(self, pages: Pages, count: int) -> npt.NDArray[np.bool_]:
         """Which of `count` pages the drive reads and writes where they are, so that only their memory can be in use after a call;
@@ -136,146 +216,22 @@ class BoundNamespace:
     def _deadline(self, deadline_s: float | None) -> Deadline:
         return Deadline(self._store.config.io_deadline_s if deadline_s is None else deadline_s)
 
-    def _save(
-        self,
-        keys: npt.NDArray[np.uint8],
-        memory: PageMemory,
-        moving: DeviceMoving | None,
-        deadline: Deadline,
-        admission: Admission,
-    ) -> SaveResult:
-        index, tag = index_keys(keys, self.digest)
-        status = np.full(len(keys), PageStatus.PENDING, np.uint8)
-        with self._store.using() as store:
-            where = store.catalog.resolve(index, tag)
-            store.heat.touch(where.segment[where.found], where.slot[where.found])
-            status[where.found] = PageStatus.ALREADY_THERE
-            first, inverse = np.unique(keys.view("V32").reshape(-1), return_index=True, return_inverse=True)[
-                1:
-            ]
-            fresh = np.zeros(len(keys), np.bool_)
-            fresh[first] = True
-            at = np.flatnonzero(fresh & ~where.found)
-            job = SaveJob(at, keys[at], index[at], tag[at], self.digest, memory.take(at), self._record_bytes)
-            result = SaveResult(status)
-            if len(at):
-                route = (moving or store.moving()).route(Op.WRITE, self._record_bytes, len(at))
-                with route.timed(len(at) * self._record_bytes, status):
-                    result = route.saver.save(job, status, deadline, admission)
-            # A key that came again shares its first one's fate.
-            again = np.flatnonzero(~fresh)
-            fate = status[first[inverse[again]]]
-            status[again] = np.where(fate == PageStatus.SAVED, PageStatus.ALREADY_THERE, fate)
-            store.counters.outcome(result.reasons())
-        return result
-
-    def _load(
-        self,
-        keys: npt.NDArray[np.uint8],
-        memory: PageMemory,
-        moving: DeviceMoving | None,
-        deadline: Deadline,
-        admission: Admission,
-    ) -> LoadResult:
-        index, tag = index_keys(keys, self.digest)
-        status = np.full(len(keys), PageStatus.MISS_ABSENT, np.uint8)
-        with self._store.using() as store:
-            where, rows = store.catalog.locate(index, tag)
-            at, placed = self._place(where, rows)
-            fit = admission.readable(placed.volume)
-            status[at[~fit]] = PageStatus.MISS_VOLUME_SICK
-            at, placed = at[fit], placed.take(fit)
-            store.heat.touch(where.segment[at], where.slot[at])
-
-            job = LoadJob(
-                at, keys[at], self.digest, memory.take(at), _take(where, at), placed, self._record_bytes
-            )
-
-            def still_there(pages: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-                now, rows_now = store.catalog.locate(index[at[pages]], tag[at[pages]])
-                good = self._place(now, rows_now)[0]
-                same = np.zeros(len(pages), np.bool_)
-                same[good] = (now.generation == job.where.generation[pages])[good]
-                return same
-
-            result = LoadResult(status)
-            if len(at):
-                route = (moving or store.moving()).route(Op.READ, self._record_bytes, len(at))
-                with route.timed(len(at) * self._record_bytes, status):
-                    result = load(
-                        route.mover,
-                        job,
-                        status,
-                        route.chunk_bytes,
-                        store.config.verify,
-                        still_there,
-                        deadline,
-                        admission,
-                    )
-            self._drop_damaged(index, where, status)
-            store.counters.outcome(result.reasons())
-        return result
-
-    def _place(self, where: Locations, rows: dict[int, SegmentRow]) -> tuple[npt.NDArray[np.intp], Placed]:
-        """Which pages can be read, and where they lie on the drives."""
-        known = np.zeros(len(where.found), np.bool_)
-        volume = np.zeros(len(where.found), np.int64)
-        for segment_id, row in rows.items():
-            mine = where.found & (where.segment == segment_id)
-            usable = row.state is not SegmentState.LOST and row.slot_bytes == self._record_bytes
-            known |= mine & (where.generation == row.generation) if usable else False
-            volume[mine] = row.volume
-        known &= where.payload_bytes == self._page_bytes
-        at = np.flatnonzero(known)
-        return at, Placed(
-            where.segment[at], volume[at], self._geometry.slot_offset(where.slot[at].astype(np.int64))
-        )
-
-    def _drop_damaged(
-        self, index: npt.NDArray[np.uint64], where: Locations, status: npt.NDArray[np.uint8]
-    ) -> None:
-        damaged = np.flatnonzero(status == PageStatus.MISS_CHECKSUM)
-        gone = (status == PageStatus.MISS_SEGMENT) | (status == PageStatus.MISS_IO)
-        try:
-            if len(damaged):
-                report_damage(self._store, where.segment[damaged], where.slot[damaged])
-                self._remove(index[damaged], _take(where, damaged))
-            if gone.any():
-                drop_lost_segments(self._store, np.unique(where.segment[gone]).tolist())
-        except GdsStoreError as error:  # a full drive, say: the loads that went well stay good
-            log.error("damaged pages could not be dropped, and will miss again: %s", error)
-
     # --- deleting ---
 
     def delete(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Drop pages. Returns for each key whether there was one to drop. Their space comes back with their segment."""
-        index, _tag = index_keys(as_key_array(keys), self.digest)
+        array = as_key_array(keys)
+        index, tag = index_keys(array, self.digest)
         with self._store.using() as store:
-            return self._remove(index, store.catalog.resolve(index, _tag))
-
-    def _remove(self, index: npt.NDArray[np.uint64], where: Locations) -> npt.NDArray[np.bool_]:
-        store = self._store
-        with store.catalog.write(pages=len(index)) as txn:
-            gone = store.catalog.remove(txn, where, index)
-            for segment_id in np.unique(where.segment[gone]).tolist():
-                mine = gone & (where.segment == segment_id)
-                row = store.catalog.segment(txn, segment_id)
-                if row is not None and row.state is not SegmentState.LOST:
-                    volume = store.volumes[row.volume]
-                    slots = where.slot[mine]
-                    try:
-                        sequence = store.sequencer.take()
-                        bury(volume, segment_id, self._geometry, row.generation, slots, store.uuid, sequence)
-                    except VolumeError as error:
-                        if (
-                            error.context.get("errno") not in NO_FILE
-                        ):  # without its file, no page can come back
-                            raise
-        return gone
+            warm = None if self._warm is None else self._warm.drop(array, self._deadline(None))
+            gone = self._drive.remove(index, store.catalog.resolve(index, tag))
+            return gone if warm is None else gone | warm
 
     def clear(self) -> int:
-        """Drop all pages of this namespace. Returns how many there were."""
+        """Drop all pages of this namespace. Returns how many there were on the drives."""
         with self._store.using() as store:
+            if self._warm is not None:
+                self._warm.clear(self._deadline(None))
             store.directory.describe_namespace(self.namespace)  # the mark is kept with it
             store.directory.mark_cleared(self.digest, store.sequencer.take())
             dropped = 0
@@ -285,14 +241,3 @@ class BoundNamespace:
                 with store.catalog.write(pages=row.filled) as txn:
                     dropped += store.catalog.drop_pages(txn, row.segment_id, self.digest)
             return dropped
-
-
-def _take(where: Locations, at: npt.NDArray[np.intp]) -> Locations:
-    return Locations(
-        where.found[at],
-        where.segment[at],
-        where.slot[at],
-        where.generation[at],
-        where.checksum[at],
-        where.payload_bytes[at],
-    )

@@ -20,12 +20,22 @@ from gdsstore.errors import ConfigError
 from gdsstore.settings import Kind, Setting, choice, setting
 from gdsstore.sizes import GiB, KiB, MiB, TiB, format_size
 from gdsstore.sources import ENV_PREFIX, Given, env_name, from_environment, from_file
+from gdsstore.tiers.policy import WritePolicy
 
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = MiB, 16 * GiB
 AUTO_SEGMENTS = 64  # a reclaim frees one of that many: fine enough to be gentle, coarse enough for large sequential writes
 AUTO_SEGMENT_MIN_BYTES, AUTO_SEGMENT_MAX_BYTES = 16 * MiB, 256 * MiB
 
-__all__ = ["SETTINGS", "AutoOff", "Config", "Durability", "EngineName", "GpuEngineName", "PathSetting"]
+__all__ = [
+    "SETTINGS",
+    "AutoOff",
+    "Config",
+    "Durability",
+    "EngineName",
+    "GpuEngineName",
+    "PathSetting",
+    "WritePolicy",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +172,22 @@ class Config:
         512, "Moving bytes", Kind.INTEGER, "Segment files that are kept open.", low=16, high=1 << 20
     )
 
+    host_cache: int = setting(
+        0,
+        "Memory",
+        Kind.SIZE,
+        "Host memory for pages in front of the drives (L2), for each process. 0: none, and nothing can be prefetched.",
+        high=16 * TiB,
+        step=4 * KiB,
+        zero_is_automatic=True,
+    )
+    write_policy: WritePolicy = choice(
+        WritePolicy.WRITE_THROUGH,
+        "Memory",
+        "What a save does with a host cache. write_through: to the drive, and the page stays warm; write_back: to the drive when "
+        "its room is needed, at a flush, or at close (what the process holds when it dies is lost); write_through_selective: to "
+        "the drive at the second use; never: to the drive only.",
+    )
     staging_bytes: int = setting(
         256 * MiB,
         "Memory",

@@ -20,7 +20,7 @@ from gdsstore.errors import ConfigError, EngineError, GdsStoreError
 from gdsstore.memory.cuda import CudaDevice
 from gdsstore.memory.device_arena import DeviceArena
 from gdsstore.memory.device_views import DevicePages
-from gdsstore.memory.streams import AllOf, Event
+from gdsstore.memory.streams import AllOf, Event, Stream
 from gdsstore.memory.views import PageMemory
 from gdsstore.moving import Parts, Route
 from gdsstore.path_measuring import PathMeasuring
@@ -81,6 +81,9 @@ class DeviceMoving:
         with contextlib.ExitStack() as undo:
             self._cuda = CudaDevice(device)
             undo.callback(self._cuda.close)
+            self._queueing = threading.Lock()
+            self._uploads = Stream(self._cuda)
+            undo.callback(self._uploads.close)
             self._kernels = make_kernels(self._cuda)
             undo.callback(self._kernels.close)
             size = parts.config.gpu_staging_bytes
@@ -107,7 +110,9 @@ class DeviceMoving:
             lambda fd, volume: way[0].harvest(parts, fd, volume),
         )
         registered = getattr(engine, "registered", Registered())
-        side = DeviceSide(lambda: self.arena, lambda: self._kernels, registered)
+        side = DeviceSide(
+            self._uploads, self._queueing, lambda: self.arena, lambda: self._kernels, registered
+        )
         mover = parts.mover(engine, files, side)
         way.append(_Way(engine, files, mover, parts.saver(mover, self._chunk_bytes)))
         return way[0]
@@ -179,6 +184,7 @@ class DeviceMoving:
                 way.harvest(self._parts, fd, volume)
 
     def _close_kernels(self, timeout_s: float) -> None:
+        self._uploads.close()
         if self._kernels.close(timeout_s):
             self._cuda.close()  # else work is still under way in its context
 

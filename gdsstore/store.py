@@ -20,8 +20,9 @@ from gdsstore.catalog.records import SegmentState
 from gdsstore.catalog.state import Locks
 from gdsstore.config import AutoOff, Config, Durability, EngineName
 from gdsstore.directory import StoreDirectory, as_paths
+from gdsstore.drive_pages import DrivePages
 from gdsstore.engines.base import Engine, Op
-from gdsstore.errors import ConfigError, StoreClosedError
+from gdsstore.errors import ConfigError, StoreClosedError, VolumeError
 from gdsstore.layout import PageLayout
 from gdsstore.memory.arena import Arena
 from gdsstore.memory.device_views import whole_buffer
@@ -33,14 +34,17 @@ from gdsstore.observe.paths import PathRow, PathTotals
 from gdsstore.open_stores import AFTER_FORK, claim, let_go
 from gdsstore.opening import close_parts, open_parts
 from gdsstore.sequence import Sequencer
-from gdsstore.transfer.admission import Admission
+from gdsstore.transfer.admission import Admission, ScheduledAdmission
 from gdsstore.transfer.plan import AHEAD_CHUNKS
+from gdsstore.transfer.policy import NO_KEYS
 from gdsstore.transfer.policy_terms import Caps, Limits, State, TransferClass
 from gdsstore.transfer.scheduler import Scheduler
 from gdsstore.upkeep import Upkeep
 from gdsstore.volume.health import NEVER_SICK, Breaker, HealthLimits, watch_volumes
 from gdsstore.volume.placement import Placement
 from gdsstore.waiting import Deadline
+from gdsstore.warm_cache import WarmCache
+from gdsstore.warm_pages import WarmPages
 
 if TYPE_CHECKING:
     from gdsstore.device_moving import DeviceMoving, Registration
@@ -93,7 +97,7 @@ class Store:
         self.config = config
         self.counters = Counters()
         self.directory = StoreDirectory(found[0])
-        self._closed = self._forked = False
+        self._closing = self._closed = self._forked = False
         self._writing = False
         self._active = 0
         self._idle = threading.Condition()
@@ -151,6 +155,7 @@ class Store:
                 self.health,
             )
             self._movers = Movers(parts, engine)
+            self.cache = WarmCache(config, self.volumes[0])
             if config.engine is not EngineName.AUTO and engine is None:
                 self.moving()  # asked for by name: whether it works is said now
             self.upkeep = Upkeep(self)
@@ -160,6 +165,17 @@ class Store:
     def moving(self) -> Moving:
         """The parts that move host memory; made by the first call. Raises EngineError, MissingExtraError, VolumeError."""
         return self._movers.host()
+
+    def warm_pages(self, drive: DrivePages) -> WarmPages | None:
+        """A namespace's pages in the host cache; None where the store has none. Raises StoreError without memory for it."""
+        if not self.config.host_cache:
+            return None
+
+        def later(work: Callable[[Admission], None], nbytes: int) -> None:
+            deadline = Deadline(self.config.io_deadline_s)
+            self.submit(work, TransferClass.OFFLOAD, nbytes, deadline, lambda state: None)
+
+        return WarmPages(drive, self.cache.namespace(drive), self.cache, self.config.write_policy, later)
 
     def device_moving(self, device: int) -> DeviceMoving:
         """The parts that move the memory of a GPU, by its ordinal; made by the first call, which takes seconds.
@@ -240,9 +256,17 @@ class Store:
         return make_arena(self.config, size_bytes, self.volumes[0])
 
     def sync(self) -> None:
-        """Make all pages durable that this process saved. Raises VolumeError where a drive refuses."""
+        """Make all pages durable that this process saved, those that the host cache has not written yet too.
+
+        Raises VolumeError where a drive refuses.
+        """
         with self.using():
+            left = self.cache.flush(self.config.io_deadline_s)
             self.pool.sync()
+        if left:
+            raise VolumeError(
+                "the drives did not take all pages of the host cache; they stay in it", pages=left
+            )
 
     def preallocate(
         self, size_bytes: int | None = None, progress: Callable[[int, int], None] | None = None
@@ -284,20 +308,24 @@ class Store:
                     {"path": str(volume.path), **dataclasses.asdict(health.snapshot())}
                     for volume, health in zip(self.volumes, self.health, strict=True)
                 ],
+                "host_cache": self.cache.stats(),
                 "maintainer": self.upkeep.is_maintainer,
             }
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Finish what is under way, at most `timeout_s`, make it durable and let go of everything. Idempotent."""
         with self._idle:
-            if self._closed or self._forked:
+            if self._closing or self._forked:
                 return
+            self._closing = True
+        self._scheduler.close(timeout_s)
+        self.cache.close(timeout_s)  # writes what is dirty, for which the rest is needed
+        with self._idle:
             self._closed = True
             if not self._idle.wait_for(lambda: self._active == 0, timeout_s):
                 log.error(
                     "the store is closed under %d calls that did not end in %g s", self._active, timeout_s
                 )
-        self._scheduler.close(timeout_s)
         self.upkeep.stop(timeout_s)
         with contextlib.ExitStack() as steps:  # runs them all, last first, whatever one raises
             steps.callback(let_go, self)
@@ -342,16 +370,18 @@ class Store:
         nbytes: int,
         deadline: Deadline,
         otherwise: Callable[[State], T],
+        keys: frozenset[object] = NO_KEYS,
     ) -> Future[T]:
         """Run a call in one of the store's workers, when its turn comes; see `Scheduler.submit`."""
         with self.using():
             return self._scheduler.submit(
-                lambda job: work(Admission(self._scheduler, job, self.health)),
+                lambda job: work(ScheduledAdmission(self._scheduler, job, self.health)),
                 cls=cls,
                 op=Op.WRITE if cls is TransferClass.OFFLOAD else Op.READ,
                 nbytes=nbytes,
                 deadline=deadline,
                 otherwise=otherwise,
+                keys=keys,
             )
 
     @property

@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gdsstore.config import SETTINGS, AutoOff, Config, Durability, EngineName, GpuEngineName, PathSetting
+from gdsstore.config import (
+    SETTINGS,
+    AutoOff,
+    Config,
+    Durability,
+    EngineName,
+    GpuEngineName,
+    PathSetting,
+    WritePolicy,
+)
 from gdsstore.errors import ConfigError
 from gdsstore.sizes import GiB, KiB, MiB
 
@@ -64,7 +73,8 @@ def test_every_setting_can_be_set_from_the_environment() -> None:
         "gpu_engine": ("kvikio", GpuEngineName.KVIKIO), "gpu_in_flight": ("8", 8), "gpu_staging_bytes": ("64MiB", 64 * MiB),
         "bounce_bytes": ("32MiB", 32 * MiB), "measure_s": ("0", 0.0),
         "offload_budget_s": ("4", 4.0), "volume_ops": ("99", 99),
-        "drive_breaker": ("off", AutoOff.OFF),
+        "drive_breaker": ("off", AutoOff.OFF), "host_cache": ("1GiB", GiB),
+        "write_policy": ("write_back", WritePolicy.WRITE_BACK),
     }  # fmt: skip
     assert set(texts) == set(SETTINGS)
     config = Config.load(env={f"GDSSTORE_{name.upper()}": text for name, (text, _) in texts.items()})

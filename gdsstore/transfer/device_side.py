@@ -14,8 +14,10 @@ from gdsstore.errors import DeadlineError, DeviceError, EngineError
 from gdsstore.layout import ALIGNMENT
 from gdsstore.memory.device_arena import DeviceArena
 from gdsstore.memory.lease import Lease
+from gdsstore.memory.streams import Stream
 from gdsstore.memory.views import PageMemory
 from gdsstore.transfer.flight import U64, Flight, Ints, Side, first_blocks
+from gdsstore.transfer.results import Unfinished
 from gdsstore.transfer.scatter import PageKernels, Pending, Records
 from gdsstore.waiting import Deadline
 
@@ -25,14 +27,21 @@ IN_PLACE_BYTES = 128 << 10
 
 class DeviceSide(Side):
     """`registered`: memory of the caller's that the drive reaches directly; pages in it are moved in place where their pieces
-    are large and aligned. The kernels queue on one stream; nothing but our own work is ever on it."""
+    are large and aligned. `uploads`: a stream of ours for copies from host memory; `queueing` guards it. The kernels queue on
+    another one; nothing but our own work is ever on either."""
 
     def __init__(
-        self, arena: Callable[[], DeviceArena], kernels: Callable[[], PageKernels], registered: Registered
+        self,
+        uploads: Stream,
+        queueing: threading.Lock,
+        arena: Callable[[], DeviceArena],
+        kernels: Callable[[], PageKernels],
+        registered: Registered,
     ) -> None:
         self._arena, self._make_kernels = arena, kernels
         self._registered = registered
-        self._queueing = threading.Lock()
+        self._uploads = uploads
+        self._queueing = queueing
 
     def in_place(self, memory: PageMemory, record_bytes: int) -> npt.NDArray[np.bool_]:
         large = (memory.length >= IN_PLACE_BYTES).all(axis=1) & (memory.page_bytes == record_bytes)
@@ -61,14 +70,51 @@ class DeviceSide(Side):
             sums[staged] = flight.sums[staged]
         elif len(staged):
             sums[staged] = self._scatter(flight, staged, deadline)
+            if flight.first_block:  # those sums are of records that begin with block 0
+                sums[staged] = self._sum_part(flight, staged, deadline)
         in_place = pages[~np.isin(pages, flight.staged)]
         if len(in_place):
             address, length = flight.address[in_place], flight.length[in_place]
-            first = first_blocks(length, ALIGNMENT)
-            sums[in_place] = self._run(
-                flight, lambda kernels: kernels.sums(address, length, first), deadline
-            )
+            first = first_blocks(length, ALIGNMENT) + flight.first_block
+            sums[in_place] = self._run(flight, lambda kernels: kernels.sums(address, length, first), deadline)
         return sums[pages]
+
+    def bring(
+        self, address: U64, memory: PageMemory, record_bytes: int, deadline: Deadline
+    ) -> Unfinished | None:
+        n = len(address)
+        lease = self._arena().lease(n * record_bytes, deadline.left_s)
+        under_way: list[Unfinished] = []
+        try:
+            _wait_ready(memory, deadline)
+            staged = np.uint64(lease.address) + np.arange(n, dtype=np.uint64) * np.uint64(record_bytes)
+            starts = np.flatnonzero(np.append(True, np.diff(address) != record_bytes))
+            nbytes = np.diff(np.append(starts, n)) * record_bytes
+            with self._queueing:
+                if deadline.passed:
+                    raise DeadlineError("no time is left for work on the device")
+                codes = self._uploads.copy_each(staged[starts], address[starts], nbytes)
+                uploaded = self._uploads.record()
+                under_way.append(uploaded)
+                if codes.any():
+                    raise EngineError(
+                        "host memory could not be copied to the device", cuda_error=int(codes.max())
+                    )
+                kernels = self._make_kernels()
+                kernels.after(uploaded)
+                pending = kernels.scatter(Records(staged, record_bytes, memory.address, memory.length))
+                under_way.append(pending)
+            if not pending.wait(deadline.left_s):
+                return pending
+            _ = pending.sums  # raises where it failed
+        except DeviceError as error:
+            raise EngineError(f"work on the device failed: {error}") from error
+        finally:
+            if under_way:
+                lease.quarantine(lambda: all(work.done for work in under_way))
+            else:
+                lease.release()
+        return None
 
     def scatter(self, flight: Flight, pages: Ints, deadline: Deadline) -> None:
         staged = pages[np.isin(pages, flight.staged)]
@@ -82,6 +128,11 @@ class DeviceSide(Side):
         sums = self._run(flight, lambda kernels: kernels.scatter(records), deadline)
         flight.scattered = True
         return sums
+
+    def _sum_part(self, flight: Flight, staged: Ints, deadline: Deadline) -> U64:
+        address, length = flight.address[staged, :1], flight.length[staged, :1]
+        first = np.full_like(length, flight.first_block)
+        return self._run(flight, lambda kernels: kernels.sums(address, length, first), deadline)
 
     def _run(self, flight: Flight, queue: Callable[[PageKernels], Pending], deadline: Deadline) -> U64:
         """Sums of what `queue` queues, once it has ended."""
@@ -99,7 +150,11 @@ class DeviceSide(Side):
 
 
 def _until_ready(flight: Flight, deadline: Deadline) -> None:
-    ready = flight.memory.ready
+    _wait_ready(flight.memory, deadline)
+
+
+def _wait_ready(memory: PageMemory, deadline: Deadline) -> None:
+    ready = memory.ready
     try:
         if ready is not None and not ready.wait(deadline.left_s):
             raise DeadlineError("the work that was under way on the pages did not end in time")

@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,6 @@ from gdsstore.memory.lease import Lease
 from gdsstore.memory.views import PageMemory
 from gdsstore.transfer.plan import ChunkPlan
 from gdsstore.transfer.results import Statuses, Unfinished
-from gdsstore.transfer.scheduler_jobs import Grant
 from gdsstore.waiting import Deadline
 
 U64 = npt.NDArray[np.uint64]
@@ -32,6 +32,16 @@ class Placed:
 
     def take(self, index: npt.NDArray[np.intp] | npt.NDArray[np.bool_] | slice) -> Placed:
         return Placed(self.segment[index], self.volume[index], self.file_offset[index])
+
+
+class ChunkGrant(Protocol):
+    """A chunk's share of its volumes."""
+
+    def done(self) -> None:
+        """The chunk has ended. Idempotent."""
+
+    def late(self) -> None:
+        """It ran into its deadline, and the engine has not let go of it. `done` follows when it has."""
 
 
 @dataclass(slots=True)
@@ -53,10 +63,11 @@ class Flight:
     unpin: Callable[[], None]
     transfers: list[Transfer] = field(default_factory=list)
     device_work: list[Unfinished] = field(default_factory=list)  # kernels on the pages' device
-    grant: Grant | None = None  # of the scheduler's
+    grant: ChunkGrant | None = None  # of the scheduler's
     started: float = field(default_factory=time.monotonic)
+    first_block: int = 0  # of the part of its record that is moved, where it is not the whole
     scattered: bool = False  # the staged pages of a READ are where they belong
-    sums: U64 | None = None  # raw checksums that came with the gathering, shape (n,)
+    sums: U64 | None = None  # raw checksums of the records, where they are known; shape (n,)
 
     @property
     def unfinished(self) -> list[Unfinished]:
@@ -88,6 +99,15 @@ class Side(ABC):
         """Raw checksums of some of the chunk's pages, from the memory that the drive saw. Shape (len(pages),).
 
         May copy staged pages of a READ to where they belong in the same pass.
+        """
+
+    @abstractmethod
+    def bring(
+        self, address: U64, memory: PageMemory, record_bytes: int, deadline: Deadline
+    ) -> Unfinished | None:
+        """Copy n whole records of host memory, at `address` (n,), into the pages of `memory`. Small enough for the staging.
+
+        Raises DeadlineError, with nothing under way. Returns what still writes where the deadline passed in the middle of it.
         """
 
     @abstractmethod

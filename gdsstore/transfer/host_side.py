@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from gdsstore.checksum.host import raw_sums
 from gdsstore.engines.base import Op
+from gdsstore.errors import DeadlineError
 from gdsstore.layout import ALIGNMENT
 from gdsstore.memory.arena import Arena, Lease
 from gdsstore.memory.copying import copy_ranges, zero_ranges
@@ -47,13 +48,23 @@ class HostSide(Side):
         sums = raw_sums(
             np.ascontiguousarray(address.ravel()),
             np.ascontiguousarray(length.ravel()),
-            np.ascontiguousarray(first_blocks(length, ALIGNMENT).ravel()),
+            np.ascontiguousarray((first_blocks(length, ALIGNMENT) + flight.first_block).ravel()),
         )
         return np.asarray(sums.reshape(address.shape).sum(axis=1, dtype=np.uint64), np.uint64)
 
     def scatter(self, flight: Flight, pages: Ints, deadline: Deadline) -> None:
         if flight.lease is not None:
             _copy(flight, np.flatnonzero(np.isin(flight.staged, pages)), to_lease=False)
+
+    def bring(self, address: U64, memory: PageMemory, record_bytes: int, deadline: Deadline) -> None:
+        if deadline.passed:  # the memory may be somebody else's by now
+            raise DeadlineError("no time is left to copy pages")
+        inside = address[:, None] + (np.cumsum(memory.length, axis=1) - memory.length).astype(np.uint64)
+        copy_ranges(
+            np.ascontiguousarray(inside.ravel()),
+            np.ascontiguousarray(memory.address.ravel()),
+            np.ascontiguousarray(memory.length.ravel()),
+        )
 
 
 def _copy(flight: Flight, positions: Ints, *, to_lease: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,9 @@ class LoadJob:
     record_bytes: int
 
 
+Landed = Callable[[npt.NDArray[np.intp], npt.NDArray[np.uint64]], None]
+"""Told the positions in the call of pages that are LOADED, and the raw checksums of their records. Not called without `verify`."""
+
 StillThere = Callable[[npt.NDArray[np.intp]], npt.NDArray[np.bool_]]
 """For positions in the job: whether the catalog still says the same of these pages."""
 
@@ -50,16 +53,28 @@ def load(
     still_there: StillThere,
     deadline: Deadline,
     admission: Admission,
+    landed: Landed | None = None,
+    meanwhile: Iterator[None] | None = None,
 ) -> LoadResult:
-    """Read the job's pages into their memory. `status` (one a key of the call) is filled in and returned. Does not raise."""
+    """Read the job's pages into their memory. `status` (one a key of the call) is filled in and returned. Does not raise.
+
+    `landed` is told of each chunk, as soon as it is verified. `meanwhile`: other work, done step by step while the drive is busy.
+    """
     status[job.at] = PageStatus.MISS_IO  # until better is known
     flights: list[tuple[npt.NDArray[np.intp], Flight]] = []
     unfinished: list[Unfinished] = []
 
     def finish_one() -> None:
+        if meanwhile is not None:
+            for _ in meanwhile:
+                mover.any_done([flight for _, flight in flights])  # looking is what moves an engine without threads on
         pages, flight = flights.pop(mover.first_done([flight for _, flight in flights], deadline))
         try:
-            status[job.at[pages]] = _finish(mover, job, pages, flight, verify, still_there, deadline)
+            part = _finish(mover, job, pages, flight, verify, still_there, deadline)
+            status[job.at[pages]] = part
+            if landed is not None and flight.sums is not None:
+                good = np.flatnonzero(part == PageStatus.LOADED)
+                landed(job.at[pages[good]], flight.sums[good])
         finally:
             unfinished.extend(mover.drop(flight))
 
@@ -165,7 +180,10 @@ def _check(
         job.where.generation[mine],
         job.where.payload_bytes[mine].astype(np.int64),
     )
-    right = finish(mover.raw_checksums(flight, read, deadline), seed) == job.where.checksum[mine]
+    raw = mover.raw_checksums(flight, read, deadline)
+    flight.sums = np.zeros(len(flight.memory), np.uint64)
+    flight.sums[read] = raw
+    right = finish(raw, seed) == job.where.checksum[mine]
     wrong = read[~right]
     if len(wrong):
         # Reclaimed while we read it, or damaged? Only the catalog can tell.

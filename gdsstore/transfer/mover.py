@@ -19,10 +19,9 @@ from gdsstore.engines.base import Engine, Op, RangeResults
 from gdsstore.errors import DeadlineError, EngineError
 from gdsstore.memory.views import PageMemory
 from gdsstore.observe.counters import Counters
-from gdsstore.transfer.flight import U64, Flight, Placed, Side
+from gdsstore.transfer.flight import U64, ChunkGrant, Flight, Placed, Side
 from gdsstore.transfer.plan import ChunkPlan, plan_chunk
 from gdsstore.transfer.results import PageStatus, Statuses, Unfinished
-from gdsstore.transfer.scheduler_jobs import Grant
 from gdsstore.volume.files import SegmentFiles
 from gdsstore.volume.health import VolumeHealth
 from gdsstore.waiting import Deadline, pause
@@ -69,7 +68,7 @@ class Mover:
         deadline: Deadline,
         *,
         wait: bool,
-        grant: Grant | None = None,
+        grant: ChunkGrant | None = None,
     ) -> Flight | None:
         """Submit a chunk. None where the staging arena is full and `wait` is false: finish an earlier chunk first.
 
@@ -234,6 +233,12 @@ class Mover:
     def scatter(self, flight: Flight, pages: npt.NDArray[np.intp], deadline: Deadline) -> None:
         """Copy those of `pages` that were staged into the caller's memory. Raises as `raw_checksums` does."""
         self._side.scatter(flight, pages, deadline)
+
+    def bring(
+        self, address: U64, memory: PageMemory, record_bytes: int, deadline: Deadline
+    ) -> Unfinished | None:
+        """See `Side.bring`."""
+        return self._side.bring(address, memory, record_bytes, deadline)
 
     def drop(self, flight: Flight, after: Callable[[], None] = lambda: None) -> list[Unfinished]:
         """End a flight: give its staging and descriptors back, or keep them until the engine has let go of them.

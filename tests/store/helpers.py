@@ -129,7 +129,7 @@ def locate(namespace: BoundNamespace, keys: U8) -> tuple[npt.NDArray[np.int64], 
     store = namespace._store
     where = store.catalog.resolve(*index_keys(keys, namespace.digest))
     assert where.found.all()
-    return where.segment.astype(np.int64), namespace._geometry.slot_offset(where.slot.astype(np.int64))
+    return where.segment.astype(np.int64), namespace._drive.geometry.slot_offset(where.slot.astype(np.int64))
 
 
 def forget_catalog(path: Path) -> None:

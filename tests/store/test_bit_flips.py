@@ -76,7 +76,7 @@ def test_a_flipped_bit_of_a_record_table_costs_that_page_at_most(memory_path: Pa
         assert save(opaque(store), np.concatenate([keys, deleted])).all_ok
         assert opaque(store).delete(deleted).all()
         segment, offset = locate(opaque(store), keys)
-        geometry = opaque(store)._geometry
+        geometry = opaque(store)._drive.geometry
     slot = (offset - geometry.data_offset) // geometry.slot_bytes
     everything = len(segments(path)) * geometry.slot_count
     for _ in range(TABLE_FLIPS // group):

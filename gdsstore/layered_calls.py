@@ -1,0 +1,127 @@
+"""Layer-wise loads as calls: their layer groups are planned when their turn has come, and whoever waits for layers is always told."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from gdsstore.layout import ByteOrder, PageLayout
+from gdsstore.transfer.admission import Admission
+from gdsstore.transfer.groups import (
+    LEAST_PIECE_BYTES,
+    LayerGroup,
+    LayerLoad,
+    checked_groups,
+    plan_groups,
+)
+from gdsstore.transfer.layered import load_layers
+from gdsstore.transfer.layered_cuts import block_ranges
+from gdsstore.transfer.layered_rate import LoadRate
+from gdsstore.transfer.load import LoadJob, StillThere
+from gdsstore.transfer.mover import Mover
+from gdsstore.transfer.pipeline import Mask, OnLayers
+from gdsstore.transfer.results import LoadResult, PageStatus, Statuses
+from gdsstore.waiting import Deadline
+
+log = logging.getLogger("gdsstore.store")
+
+UNCUT = (ByteOrder.OPAQUE, ByteOrder.TOKEN_LAYER)  # their layers are no byte ranges
+REQUEST_S = 0.001  # what a group takes besides its bytes: checksums and copies of its last chunk, and telling
+
+
+class LayeredLoad:
+    """One call of `load_layers`, for `pages` pages."""
+
+    def __init__(
+        self,
+        layout: PageLayout,
+        rate: LoadRate,
+        pages: int,
+        on_layers: OnLayers,
+        compute_s_per_layer: float | None,
+        groups: Sequence[LayerGroup] | None,
+    ) -> None:
+        """Raises ArgumentError where groups do not fit the layout, or times are no times."""
+        self._layout, self._rate, self._pages = layout, rate, pages
+        self._on_layers = on_layers
+        self._told = 0  # layers
+        self._groups = None if groups is None else checked_groups(groups, layout.layers)
+        if self._groups is not None:
+            block_ranges(layout, self._groups)
+        self._load = LayerLoad(
+            layers=layout.layers,
+            pages=max(1, pages),
+            layer_bytes=layout.layer_bytes,
+            bandwidth=rate.bandwidth,
+            request_s=REQUEST_S,
+            compute_s=compute_s_per_layer,
+        )
+
+    def run(self, load: Callable[[], LoadResult]) -> LoadResult:
+        """The result of `load`, which comes to `read` where it finds any page. Then all layers were told of."""
+        try:
+            return load()
+        finally:
+            self._tell_rest()
+
+    def unstarted(self, outcome: PageStatus) -> LoadResult:
+        """The result of a call whose turn never came."""
+        self._tell_rest()
+        return LoadResult(np.full(self._pages, outcome, np.uint8))
+
+    def read(
+        self,
+        mover: Mover,
+        job: LoadJob,
+        status: Statuses,
+        chunk_bytes: int,
+        verify: bool,
+        still_there: StillThere,
+        deadline: Deadline,
+        admission: Admission,
+    ) -> LoadResult:
+        """As `transfer.load.load`, layer by layer."""
+        groups = self._groups or self._plan(len(job.at))
+        start = time.monotonic()
+        result = load_layers(
+            mover,
+            job,
+            groups,
+            block_ranges(self._layout, groups),
+            lambda first, last, ok: self._tell(first, last, job.at[ok]),
+            status,
+            chunk_bytes,
+            verify,
+            still_there,
+            deadline,
+            admission,
+        )
+        loaded = int(np.count_nonzero(status[job.at] == PageStatus.LOADED))
+        self._rate.add(loaded * job.record_bytes, time.monotonic() - start)
+        return result
+
+    def _plan(self, pages: int) -> tuple[LayerGroup, ...]:
+        layers = self._layout.layers
+        if self._layout.order in UNCUT or layers == 1:
+            return (LayerGroup(0, layers),)
+        pieces = len(self._layout.slices(0, 1))
+        load = replace(self._load, pages=pages, bandwidth=self._rate.bandwidth)
+        return plan_groups(load, least_piece_bytes=pieces * LEAST_PIECE_BYTES)
+
+    def _tell(self, first: int, last: int, good: npt.NDArray[np.intp]) -> None:
+        ok: Mask = np.zeros(self._pages, np.bool_)
+        ok[good] = True
+        self._told = last
+        try:
+            self._on_layers(first, last, ok)
+        except Exception:  # the load goes on: its memory is being written to, and its result is waited for
+            log.exception("the callback for layers %d to %d raised", first, last)
+
+    def _tell_rest(self) -> None:
+        if self._told < self._layout.layers:
+            self._tell(self._told, self._layout.layers, np.zeros(0, np.intp))

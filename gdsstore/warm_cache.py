@@ -1,0 +1,108 @@
+"""The store's host cache: made for the first namespace, written back through the drives, its prefetches kept useful."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+import numpy as np
+
+from gdsstore.config import Config
+from gdsstore.drive_pages import Call, DrivePages
+from gdsstore.errors import StoreError
+from gdsstore.memory.views import PageMemory
+from gdsstore.moving import make_arena
+from gdsstore.sizes import MiB
+from gdsstore.tiers.cached import CachedNamespace
+from gdsstore.tiers.host import REGION_BYTES, HostCache
+from gdsstore.tiers.writing import DirtyRecords
+from gdsstore.transfer.admission import FreeAdmission
+from gdsstore.transfer.results import SaveResult
+from gdsstore.volume.volume import Volume
+from gdsstore.waiting import Deadline
+
+REGIONS = 8  # at the least: one for each of a few record sizes
+JUDGED_AFTER = 256  # prefetched pages; before, their waste says nothing
+LEAST_SHARE = 0.125  # of a prefetch that is still made when all of the last ones were wasted
+FORGET = 0.5  # of what is known of earlier prefetches, each time that so many more are judged
+
+
+class Speed:
+    """Bytes a second, as a moving average. Thread-safe enough: a lost update loses one sample."""
+
+    def __init__(self) -> None:
+        self.bytes_per_s = 0.0  # 0: not known
+
+    def add(self, nbytes: int, seconds: float) -> None:
+        if nbytes < MiB or seconds <= 0:
+            return  # what a call costs, not what memory or a drive does
+        now = nbytes / seconds
+        self.bytes_per_s = now if self.bytes_per_s == 0 else 0.8 * self.bytes_per_s + 0.2 * now
+
+
+class WarmCache:
+    """Thread-safe."""
+
+    def __init__(self, config: Config, volume: Volume) -> None:
+        self._config, self._volume = config, volume
+        self._lock = threading.Lock()
+        self._cache: HostCache | None = None
+        self._drives: dict[bytes, DrivePages] = {}
+        self._closed = False
+        self.copying, self.reading = Speed(), Speed()
+        self._judged = self._wasted = 0.0
+        self._seen = (0, 0)
+
+    def namespace(self, drive: DrivePages) -> CachedNamespace:
+        """Raises ArgumentError, StoreError where there is not enough memory."""
+        with self._lock:
+            if self._closed:
+                raise StoreError("the host cache is closed")
+            if self._cache is None:
+                size = self._config.host_cache
+                region = min(REGION_BYTES, size // REGIONS // MiB * MiB or MiB)
+                self._cache = HostCache(
+                    lambda: make_arena(self._config, size, self._volume),
+                    self._write_back,
+                    region_bytes=region,
+                )
+            self._drives[drive.digest] = drive
+            return self._cache.namespace(drive.digest, drive.page_bytes)
+
+    def _write_back(self, records: DirtyRecords, deadline: Deadline) -> SaveResult:
+        drive = self._drives[records.namespace_digest]
+        memory = PageMemory(records.address[:, None], records.payload_bytes[:, None], None)
+        return drive.save(Call(records.keys, memory, None, deadline, FreeAdmission()))
+
+    def worth_prefetching(self, pages: int) -> int:
+        """How many of so many pages to prefetch, the first ones: fewer, the more of the last ones nobody wanted."""
+        with self._lock:
+            if self._cache is None:
+                return pages
+            stats = self._cache.stats()
+            wasted, brought = stats.unused_prefetch, stats.inserted_prefetch
+            if brought - self._seen[1] >= JUDGED_AFTER:
+                self._wasted = FORGET * self._wasted + wasted - self._seen[0]
+                self._judged = FORGET * self._judged + brought - self._seen[1]
+                self._seen = wasted, brought
+            share = 1.0 if self._judged == 0 else 1.0 - min(self._wasted / self._judged, 1.0)
+        return max(1, int(np.ceil(pages * max(share, LEAST_SHARE))))
+
+    def stats(self) -> dict[str, Any] | None:
+        """As plain values; None where there is no cache (yet)."""
+        with self._lock:
+            return None if self._cache is None else dataclasses.asdict(self._cache.stats())
+
+    def flush(self, timeout_s: float) -> int:
+        """Write what is dirty; returns how many records are left."""
+        with self._lock:
+            cache = self._cache
+        return 0 if cache is None else cache.flush(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Write what is dirty, and give the memory back. Idempotent."""
+        with self._lock:
+            self._closed, cache = True, self._cache
+        if cache is not None:
+            cache.close(timeout_s)
