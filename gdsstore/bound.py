@@ -141,8 +141,8 @@ class BoundNamespace:
 
         `on_layers(first, last, ok)` is called for layers `first` to `last` (not included), in order, from a thread of the store's,
         once they are in the caller's memory for the pages where `ok`, bool (n,), is true. In the end it was called for all
-        layers, whatever happened; only of a call that was cancelled before it began it never hears. It must be quick, since
-        reading stops meanwhile; what it raises is logged. `gdsstore.transfer.pipeline.LayerGate.open` is one to wait with.
+        layers, whatever happened; only of a call that was cancelled before it began it never hears. It must be quick, since the
+        load stands still meanwhile, and not wait for other calls of the store's. What it raises is logged. `gdsstore.transfer.pipeline.LayerGate.open` is one to wait with.
 
         Layers are handed out BEFORE their page is verified: that takes all of its bytes. The result tells, and what was computed
         from a page that missed in it must be thrown away.

@@ -1,4 +1,4 @@
-"""Layer-wise loads as calls: their layer groups are planned when their turn has come, and whoever waits for layers is always told."""
+"""Layer-wise loads as calls: groups are planned when their turn has come, and whoever waits for layers is always told."""
 
 from __future__ import annotations
 

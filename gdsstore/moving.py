@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
@@ -93,7 +93,7 @@ class Parts:
     sequencer: Sequencer
     counters: Counters
     paths: PathTotals
-    health: Sequence[VolumeHealth]  # of each volume
+    health: Mapping[Op, Sequence[VolumeHealth]]  # of each volume; a drive may take no writes and still read well
 
     def mover(self, engine: Engine, files: SegmentFiles, side: Side, moved: Moved | None = None) -> Mover:
         return Mover(

@@ -124,7 +124,7 @@ class Store:
                 self.catalog, self.volumes, self.heat, self.segment_bytes, self.capacity_bytes, config.grace_s
             )
             limits = HealthLimits() if config.drive_breaker is AutoOff.AUTO else NEVER_SICK
-            self.health = watch_volumes(len(self.volumes), limits)
+            self.health = {op: watch_volumes(len(self.volumes), limits) for op in Op}
             self._scheduler = Scheduler(
                 Limits(workers=config.workers, offload_budget_s=config.offload_budget_s),
                 [Caps(AHEAD_CHUNKS * config.chunk_bytes, config.volume_ops)] * len(self.volumes),
@@ -208,12 +208,12 @@ class Store:
 
     def _writable(self, volume: int) -> bool:
         """A slow volume is avoided while another is well, and a sick one until it is tried again."""
-        health = self.health[volume]
-        if health.healthy:
+        health = self.health[Op.WRITE]
+        if health[volume].healthy:
             return True
-        if any(other.healthy for other in self.health):
+        if any(other.healthy for other in health):
             return False
-        return health.breaker is not Breaker.OPEN or health.allows(write=False)
+        return health[volume].breaker is not Breaker.OPEN or health[volume].allows(write=False)
 
     def _room_taken(self) -> None:
         self._writing = True
@@ -305,8 +305,11 @@ class Store:
                 "engine": self._movers.engine_name,
                 "transfers": dataclasses.asdict(self._scheduler.stats()),
                 "volumes": [
-                    {"path": str(volume.path), **dataclasses.asdict(health.snapshot())}
-                    for volume, health in zip(self.volumes, self.health, strict=True)
+                    {
+                        "path": str(volume.path),
+                        **{op.value: dataclasses.asdict(self.health[op][i].snapshot()) for op in Op},
+                    }
+                    for i, volume in enumerate(self.volumes)
                 ],
                 "host_cache": self.cache.stats(),
                 "maintainer": self.upkeep.is_maintainer,

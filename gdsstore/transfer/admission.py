@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from gdsstore.engines.base import Op
 from gdsstore.transfer.flight import ChunkGrant
 from gdsstore.transfer.policy_terms import Cost
 from gdsstore.transfer.scheduler import Scheduler
@@ -40,7 +41,9 @@ class Admission(Protocol):
 class ScheduledAdmission:
     """By the scheduler, for one of its jobs."""
 
-    def __init__(self, scheduler: Scheduler, job: Job[Any], health: Sequence[VolumeHealth]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, job: Job[Any], health: Mapping[Op, Sequence[VolumeHealth]]
+    ) -> None:
         self._scheduler, self._job, self._health = scheduler, job, health
 
     @property
@@ -49,12 +52,13 @@ class ScheduledAdmission:
 
     @property
     def some_writable(self) -> bool:
-        return any(each.breaker is Breaker.CLOSED for each in self._health)
+        return any(each.breaker is Breaker.CLOSED for each in self._health[Op.WRITE])
 
     def readable(self, volume: I64) -> Mask:
-        fit = np.zeros(len(self._health), np.bool_)
+        health = self._health[Op.READ]
+        fit = np.zeros(len(health), np.bool_)
         for index in np.unique(volume).tolist():
-            fit[index] = self._health[index].allows(write=False)
+            fit[index] = health[index].allows(write=False)
         return fit[volume]
 
     def enter(self, volume: I64, record_bytes: int, timeout_s: float) -> ChunkGrant | None:

@@ -10,7 +10,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -48,10 +48,10 @@ class Mover:
         counters: Counters,
         *,
         moved: Moved | None = None,
-        health: Sequence[VolumeHealth] | None = None,
+        health: Mapping[Op, Sequence[VolumeHealth]] | None = None,
         stall_s: float = STALL_S,
     ) -> None:
-        """`moved` is told the bytes that went to or came from each volume, by its index. `health`: of each volume, told how
+        """`moved` is told the bytes that went to or came from each volume, by its index. `health`: by volume, told how
         its drive answers; one that lets a chunk wait for `stall_s` counts as not answering."""
         self._engine, self._files, self._side = engine, files, side
         self._counters, self._moved = counters, moved
@@ -216,7 +216,7 @@ class Mover:
             mine = volume == index
             bad = bool((failed | stalled)[mine].any())
             if bad or not late[mine].any():
-                self._health[index].record(
+                self._health[flight.op][index].record(
                     ok=not bad,
                     nbytes=int(nbytes[index]),
                     seconds=seconds,
