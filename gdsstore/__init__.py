@@ -23,6 +23,7 @@ from gdsstore.memory.device_views import DevicePieces
 from gdsstore.memory.views import Pages, Pieces
 from gdsstore.namespace import Keys, Namespace, Parallelism
 from gdsstore.observe.paths import PathRow
+from gdsstore.prefetch import Prefetch
 from gdsstore.store import Store, open
 from gdsstore.transfer.results import LoadResult, PageStatus, SaveResult
 from gdsstore.weights import weights_digest
@@ -54,6 +55,7 @@ __all__ = [
     "Parallelism",
     "PathRow",
     "Pieces",
+    "Prefetch",
     "SaveResult",
     "Store",
     "StoreBusyError",
