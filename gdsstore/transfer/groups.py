@@ -86,6 +86,16 @@ def plan_groups(load: LayerLoad, *, least_piece_bytes: int = LEAST_PIECE_BYTES) 
     return tuple(LayerGroup(end - size, end) for end, size in zip(ends, best, strict=True))
 
 
+def checked_groups(groups: Sequence[LayerGroup], layers: int) -> tuple[LayerGroup, ...]:
+    """`groups`, if they hold layers 0 to `layers` once, in order. Raises ArgumentError where they do not."""
+    found = tuple(LayerGroup(*group) for group in groups)
+    ends = [0, *(group.last for group in found)]
+    in_order = all(group.first == end and group.layers > 0 for group, end in zip(found, ends, strict=False))
+    if not in_order or ends[-1] != layers:
+        raise ArgumentError("layer groups must hold every layer once, in order", groups=found, layers=layers)
+    return found
+
+
 def finish_s(load: LayerLoad, groups: Sequence[LayerGroup]) -> float:
     """Seconds until the forward ends, by the model above."""
     return _finish_s(load, [group.layers for group in groups])

@@ -32,7 +32,8 @@ class GroupTransfer(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, and lets go of the memory. Polls; never blocks."""
+        """Whether it has ended, and lets go of the memory. May carry on its work; waits only where there is nothing else to do
+        for the whole pipeline."""
         ...
 
     def wait(self, timeout_s: float) -> Mask:
