@@ -171,9 +171,9 @@ class Store:
         if not self.config.host_cache:
             return None
 
-        def later(work: Callable[[Admission], None], nbytes: int) -> None:
+        def later(work: Callable[[], None], nbytes: int) -> None:
             deadline = Deadline(self.config.io_deadline_s)
-            self.submit(work, TransferClass.OFFLOAD, nbytes, deadline, lambda state: None)
+            self.submit(lambda admission: work(), TransferClass.OFFLOAD, nbytes, deadline, lambda state: None)
 
         return WarmPages(drive, self.cache.namespace(drive), self.cache, self.config.write_policy, later)
 
@@ -222,6 +222,7 @@ class Store:
     def sweep(self) -> None:
         """Let go of what belonged to I/O that was stuck and has ended."""
         self._movers.sweep()
+        self.cache.sweep()
 
     # --- the public calls ---
 
@@ -304,7 +305,7 @@ class Store:
                 "catalog": self.catalog.stats(),
                 "engine": self._movers.engine_name,
                 "transfers": dataclasses.asdict(self._scheduler.stats()),
-                "volumes": [
+                "drives": [
                     {
                         "path": str(volume.path),
                         **{op.value: dataclasses.asdict(self.health[op][i].snapshot()) for op in Op},

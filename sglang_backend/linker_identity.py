@@ -1,0 +1,84 @@
+"""Which rank this is, and the namespace of each of its device pools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gdsstore import ConfigError, Namespace, Parallelism
+from sglang_backend.device_pools import DevicePool
+from sglang_backend.device_pools_kinds import INSTEAD
+from sglang_backend.device_pools_resolve import DevicePools
+from sglang_backend.identity import Model, identify_model
+
+IDENTITY_VERSION = "1"
+HICACHE_FLAG, LINKER_FLAG = "--hicache-storage-backend-extra-config", "linker_extra_config"
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """`writes_shared`: whether this rank stores the pages that are equal on all tensor-parallel ranks. One does on each machine,
+    since each has drives of its own."""
+
+    parallelism: Parallelism
+    writes_shared: bool
+
+
+def this_rank(params: Any, server_args: Any) -> Rank:
+    """`params`: SGLang's CacheInitParams. Raises ConfigError for a kind of parallelism that is not known."""
+    import torch
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    if int(getattr(parallel, "attn_dcp_size", 1) or 1) > 1:
+        raise ConfigError(
+            f"gdsstore's linker does not know decode context parallelism: a page is spread over ranks. {INSTEAD}"
+        )
+    rank, size = 0, 1
+    group = params.attn_tp_cache_group or params.tp_cache_group
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        rank, size = torch.distributed.get_rank(group=group), torch.distributed.get_world_size(group=group)
+    # As SGLang's launcher places ranks: whole tensor-parallel groups on a machine, or one group over whole machines.
+    machines = max(int(getattr(server_args, "nnodes", 1) or 1) // max(params.pp_size, 1), 1)
+    on_machine = max(int(getattr(server_args, "tp_size", size) or size) // machines, 1)
+    return Rank(
+        Parallelism(
+            tp_rank=rank,
+            tp_size=size,
+            pp_rank=params.pp_rank,
+            pp_size=params.pp_size,
+            cp_rank=params.attn_cp_rank,
+            cp_size=params.attn_cp_size,
+        ),
+        rank % on_machine == 0,
+    )
+
+
+def model_of(weights: str, server_args: Any) -> Model:
+    """Raises ConfigError where nothing tells which weights are served."""
+    try:
+        return identify_model(None, weights, server_args)
+    except ConfigError as error:  # it names the flag of the storage backend
+        raise ConfigError(str(error).replace(HICACHE_FLAG, LINKER_FLAG)) from error
+
+
+def namespace_of_pool(model: Model, rank: Rank, pools: DevicePools, pool: DevicePool) -> Namespace:
+    """The namespace of a pool's pages. Not that of the HiCache backend: its pages lie in another order."""
+    parallelism = rank.parallelism
+    if pool.replicated:
+        parallelism = Parallelism(
+            pp_rank=parallelism.pp_rank,
+            pp_size=parallelism.pp_size,
+            cp_rank=parallelism.cp_rank,
+            cp_size=parallelism.cp_size,
+        )
+    facts = [(f"pool_{name}", value) for name, value in (("class", pool.kind), *pool.facts)]
+    return Namespace(
+        model=model.name,
+        weights=model.weights,
+        layout=pool.layout,
+        pool=pool.name,
+        layers=(pools.first_layer, pools.first_layer + pools.layers),
+        parallelism=parallelism,
+        extra=(*model.facts, *facts, ("sglang_linker", IDENTITY_VERSION)),
+    )

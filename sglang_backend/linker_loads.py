@@ -1,0 +1,161 @@
+"""Loads: queued at admission, started as one with their batch, and waited for layer by layer by the forward."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gdsstore import GdsStoreError
+from gdsstore.transfer.results import CallResult
+from sglang_backend.device_pools import host_indices
+from sglang_backend.linker_layers import Progress, ended, let_go, load_layers
+from sglang_backend.linker_pools import U8, StoredPool, Wanted, raw_keys
+from sglang_backend.linker_worker import Worker
+
+log = logging.getLogger("gdsstore.sglang")
+
+NOTHING = -1
+
+
+class LoadFailedError(GdsStoreError):
+    """Pages of a batch did not arrive, so that the batch's requests are aborted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    index: int  # of SGLang's counter
+    requests: dict[str, tuple[Wanted, ...]]
+    ready: Sequence[Any]  # events after which the indices can be read and the rows be written
+    verdict: Future[bool]
+
+
+class Loads:
+    """All methods are for the scheduler's thread. `counter`: SGLang's LayerWiseLoadCounter."""
+
+    def __init__(self, pools: Sequence[StoredPool], layers: int, counter: Any, deadline_s: float) -> None:
+        self._pools, self._layers, self._counter = tuple(pools), layers, counter
+        self._deadline_s = deadline_s
+        self._queued: dict[str, tuple[Wanted, ...]] = {}
+        self._verdicts: dict[int, Future[bool]] = {}
+        self.pages_loaded = self.pages_failed = 0
+        device = self._pools[0].pool.buffers.device
+        self._worker: Worker[_Batch] = Worker("gdsstore-load", self._run, lambda _waiting: 1, device)
+
+    def queue(self, rid: str, transfers: Sequence[Any]) -> bool:
+        """False where there is nothing to load, or the request has a load already; the same on every rank."""
+        wanted = Wanted.of(transfers, copy=False)
+        if not wanted or rid in self._queued:
+            return False
+        self._queued[rid] = wanted
+        return True
+
+    def cancel(self, rid: str) -> bool:
+        return self._queued.pop(rid, None) is not None
+
+    def start(self, record_ready: Callable[[], Sequence[Any]]) -> int:
+        """Start all that is queued. Returns the counter's index for the batch, or NOTHING."""
+        if not self._queued:
+            return NOTHING
+        requests, self._queued = self._queued, {}
+        index = int(self._counter.update_producer())
+        verdict: Future[bool] = Future()
+        self._verdicts[index] = verdict
+        self._worker.put(_Batch(index, requests, record_ready(), verdict))
+        return index
+
+    def finish(self, index: int) -> bool:
+        """Wait until nothing writes for this batch any more; whether every page arrived and was right."""
+        landed = bool(self._counter.finish(index))
+        verdict = self._verdicts.pop(index, None)
+        return landed and (verdict is None or verdict.result())
+
+    def reset(self) -> None:
+        """Return when nothing touches the device pools any more."""
+        self._queued.clear()
+        for batch in self._worker.drain(0.0):  # no forward waits for these any more
+            self._fail(batch, LoadFailedError("the linker was reset before the load began"))
+        self._verdicts.clear()
+
+    def close(self) -> None:
+        self.reset()
+        self._worker.close()
+
+    # --- in the worker's thread ---
+
+    def _run(self, batches: list[_Batch]) -> None:
+        for batch in batches:
+            try:
+                self._load(batch)
+            except Exception as error:  # whatever it is: a forward waits
+                log.exception("a load of %d requests failed", len(batch.requests))
+                self._fail(batch, error)
+
+    def _load(self, batch: _Batch) -> None:
+        for event in batch.ready:
+            event.synchronize()
+        progress = Progress(
+            [stored.pool.needed_at for stored in self._pools],
+            self._layers,
+            lambda layer: self._counter.complete(batch.index, layer),
+        )
+        wanted = [each for request in batch.requests.values() for each in request]
+        calls: list[tuple[StoredPool, U8, Any, Future[Any]]] = []
+        failed: list[str] = []
+        for number, stored in enumerate(self._pools):
+            mine = [each for each in wanted if each.source == stored.pool.source]
+            on_layers = progress.pool(number)
+            try:
+                keys = raw_keys([key for each in mine for key in each.keys])
+                if len(keys) == 0:
+                    on_layers(0, len(stored.pool.needed_at), np.ones(0, np.bool_))
+                    continue
+                pages = stored.pool.pages(host_indices([each.indices for each in mine]))
+                future = load_layers(stored.bound, keys, pages, on_layers, self._deadline_s)
+                calls.append((stored, keys, pages, future))
+            except GdsStoreError as error:
+                log.error("the pages of pool %s cannot be loaded: %s", stored.pool.name, error)
+                failed.append(f"{stored.pool.name}: {error}")
+        for stored, keys, pages, future in calls:
+            what = f"a load of pool {stored.pool.name}"
+            result = ended(future, what, 2 * self._deadline_s)
+            if not isinstance(result, Exception):
+                let_go(stored.bound, pages, result, what)
+            failed += self._judge(stored, keys, result)
+        if failed:
+            self._fail(batch, LoadFailedError("; ".join(failed)))
+        else:
+            progress.finish()
+            batch.verdict.set_result(True)
+
+    def _judge(self, stored: StoredPool, keys: U8, result: CallResult | Exception) -> list[str]:
+        """Why the load failed, if it did. Its pages are a miss from now on."""
+        if isinstance(result, Exception):
+            log.error("%d pages of pool %s were not loaded", len(keys), stored.pool.name, exc_info=result)
+            stored.quarantine.add(keys)
+            self.pages_failed += len(keys)
+            return [f"{stored.pool.name}: {result}"]
+        missed = ~result.ok
+        self.pages_loaded += len(keys) - int(missed.sum())
+        if not missed.any():
+            return []
+        self.pages_failed += int(missed.sum())
+        lost = keys[missed]
+        stored.quarantine.add(lost[stored.bound.contains(lost)])
+        log.error(
+            "%d of %d pages of pool %s were not loaded: %s",
+            int(missed.sum()),
+            len(keys),
+            stored.pool.name,
+            result.reasons(),
+        )
+        return [f"{stored.pool.name}: {result.reasons()}"]
+
+    def _fail(self, batch: _Batch, error: Exception) -> None:
+        self._counter.fail(batch.index, error)
+        if not batch.verdict.done():
+            batch.verdict.set_result(False)
