@@ -115,8 +115,6 @@ class BoundNamespace:
         array = as_key_array(keys)
         memory, moving = self._memory(pages, len(array), writable=True)
         deadline = self._deadline(deadline_s)
-        if self._warm is not None:
-            self._warm.prefetches.give_way([key.tobytes() for key in array])
         return self._store.submit(
             lambda admission: (self._warm or self._drive).load(
                 Call(array, memory, moving, deadline, admission)
@@ -142,7 +140,8 @@ class BoundNamespace:
         `on_layers(first, last, ok)` is called for layers `first` to `last` (not included), in order, from a thread of the store's,
         once they are in the caller's memory for the pages where `ok`, bool (n,), is true. In the end it was called for all
         layers, whatever happened; only of a call that was cancelled before it began it never hears. It must be quick, since the
-        load stands still meanwhile, and not wait for other calls of the store's. What it raises is logged. `gdsstore.transfer.pipeline.LayerGate.open` is one to wait with.
+        load stands still meanwhile, and not wait for other calls of the store's. What it raises is logged. The `open` of a
+        `gdsstore.transfer.pipeline.LayerGate` is one to wait with.
 
         Layers are handed out BEFORE their page is verified: that takes all of its bytes. The result tells, and what was computed
         from a page that missed in it must be thrown away.
@@ -155,9 +154,7 @@ class BoundNamespace:
         memory, moving = self._memory(pages, len(array), writable=True)
         deadline = self._deadline(deadline_s)
         rate = self._rates.of(None if moving is None else moving.device)
-        layered = LayeredLoad(
-            self.namespace.layout, rate, len(array), on_layers, compute_s_per_layer, groups
-        )
+        layered = LayeredLoad(self.namespace.layout, rate, len(array), on_layers, compute_s_per_layer, groups)
 
         def load(admission: Admission) -> LoadResult:
             call = Call(array, memory, moving, deadline, admission)
@@ -186,13 +183,15 @@ class BoundNamespace:
         array = array[: self._store.cache.worth_prefetching(len(array))] if len(array) else array
         handle = Prefetch([key.tobytes() for key in array], len(keys))
         digest = self.digest
-        handle.future = self._store.submit(
-            lambda admission: warm.prefetch(array, deadline, admission, handle),
-            TransferClass.PREFETCH,
-            len(array) * self._record_bytes,
-            deadline,
-            lambda state: LoadResult(np.full(len(array), UNSTARTED_LOAD[state], np.uint8)),
-            frozenset((digest, key) for key in handle.keys),
+        handle.begin(
+            self._store.submit(
+                lambda admission: warm.prefetch(array, deadline, admission, handle),
+                TransferClass.PREFETCH,
+                len(array) * self._record_bytes,
+                deadline,
+                lambda state: LoadResult(np.full(len(array), UNSTARTED_LOAD[state], np.uint8)),
+                frozenset((digest, key) for key in handle.keys),
+            )
         )
         warm.prefetches.add(handle)
         return handle
@@ -209,9 +208,10 @@ class BoundNamespace:
         if not on_device(pages):
             return describe(pages, count, self._page_bytes, writable=writable), None
         found = describe_device(pages, count, self._page_bytes, writable=writable)
-        moving = self._store.device_moving(found.device)
-        moving.check_page(self._record_bytes)
-        return moving.memory_of(found), moving
+        with self._store.using():
+            moving = self._store.device_moving(found.device)
+            moving.check_page(self._record_bytes)
+            return moving.memory_of(found), moving
 
     def _deadline(self, deadline_s: float | None) -> Deadline:
         return Deadline(self._store.config.io_deadline_s if deadline_s is None else deadline_s)
@@ -219,13 +219,19 @@ class BoundNamespace:
     # --- deleting ---
 
     def delete(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Drop pages. Returns for each key whether there was one to drop. Their space comes back with their segment."""
+        """Drop pages. Returns for each key whether there was one to drop. Their space comes back with their segment.
+
+        Raises DeadlineError where one is being written to a drive that hangs: then they may still be there.
+        """
         array = as_key_array(keys)
         index, tag = index_keys(array, self.digest)
         with self._store.using() as store:
             warm = None if self._warm is None else self._warm.drop(array, self._deadline(None))
             gone = self._drive.remove(index, store.catalog.resolve(index, tag))
-            return gone if warm is None else gone | warm
+            if self._warm is None or warm is None:
+                return gone
+            # Again: what was read from the drive until a moment ago.
+            return gone | warm | self._warm.drop(array, self._deadline(None))
 
     def clear(self) -> int:
         """Drop all pages of this namespace. Returns how many there were on the drives."""
@@ -240,4 +246,6 @@ class BoundNamespace:
             for row in rows:
                 with store.catalog.write(pages=row.filled) as txn:
                     dropped += store.catalog.drop_pages(txn, row.segment_id, self.digest)
+            if self._warm is not None:
+                self._warm.clear(self._deadline(None))  # what was read from the drives until a moment ago
             return dropped

@@ -16,7 +16,7 @@ from gdsstore.engines.device import DeviceEngine, Registered
 from gdsstore.engines.device_ways import CLOSE_S, Wanted, find_ways
 from gdsstore.engines.paths import Path
 from gdsstore.engines.select import Selection
-from gdsstore.errors import ConfigError, EngineError, GdsStoreError
+from gdsstore.errors import ArgumentError, ConfigError, EngineError, GdsStoreError
 from gdsstore.memory.cuda import CudaDevice
 from gdsstore.memory.device_arena import DeviceArena
 from gdsstore.memory.device_views import DevicePages
@@ -88,6 +88,7 @@ class DeviceMoving:
             undo.callback(self._kernels.close)
             size = parts.config.gpu_staging_bytes
             self.arena = DeviceArena(size, device=device, registrars=list(self._engines.values()))
+            undo.callback(self.arena.close, CLOSE_S)
             self._ways = {path: self._way(engine) for path, engine in self._engines.items()}
             self._measuring = PathMeasuring(parts.root, parts.volumes, self._cuda, self._engines, self.arena)
             kept = self._measuring.kept() if len(self._ways) > 1 else []
@@ -96,8 +97,12 @@ class DeviceMoving:
         self._thread: threading.Thread | None = None
         if kept is None and parts.config.measure_s:
             # Beside the calls: the first ones take the preferred path, and none waits.
-            self._thread = threading.Thread(target=self._measure_first, name="gdsstore-measure", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._measure_first, name="gdsstore-measure", daemon=True)
+            try:
+                thread.start()
+                self._thread = thread
+            except RuntimeError as error:
+                log.warning("the paths of GPU %d were not measured: %s", device, error)
 
     def _way(self, engine: DeviceEngine) -> _Way:
         parts = self._parts
@@ -138,7 +143,17 @@ class DeviceMoving:
             )
 
     def memory_of(self, pages: DevicePages) -> PageMemory:
-        """The memory of a call's pages, ready once what is on their streams now has ended. Raises DeviceError."""
+        """The memory of a call's pages, ready once what is on their streams now has ended.
+
+        Raises ArgumentError where the first page is not in this device's memory (the others are trusted), DeviceError.
+        """
+        first = pages.memory
+        if len(first) and not self._cuda.holds(int(first.address[0, 0]), int(first.length[0, 0])):
+            raise ArgumentError(
+                "the pages are not in the memory of that GPU",
+                address=hex(int(first.address[0, 0])),
+                device=self.device,
+            )
         events = [Event(self._cuda, stream) for stream in pages.streams]
         return replace(pages.memory, ready=AllOf(events)) if events else pages.memory
 
@@ -150,11 +165,11 @@ class DeviceMoving:
         path = self.selection.pick(op, record_bytes, at_once)
         way = self._ways[path]
 
-        def report(nbytes: int, seconds: float, failed: bool) -> None:
+        def report(moved: int, seconds: float, failed: bool) -> None:
             if failed:
                 self.selection.failed(op, path)
             else:
-                self.selection.moved(op, record_bytes, at_once, path, nbytes, seconds)
+                self.selection.moved(op, record_bytes, at_once, path, moved * record_bytes, seconds)
 
         return Route(way.mover, way.saver, self._chunk_bytes, report)
 
@@ -215,6 +230,7 @@ def open_device(
     Raises ConfigError, DeviceError, EngineError, MissingExtraError.
     """
     config = parts.config
+    CudaDevice(device).close()  # one error for what no path could do without
     if config.strict and not all(volume.direct.direct for volume in parts.volumes):
         raise EngineError(
             "strict = true, but the filesystem does no direct I/O: use ext4 or xfs on an NVMe drive"

@@ -85,7 +85,7 @@ class DrivePages:
             result = SaveResult(status)
             if len(at):
                 route = (call.moving or store.moving()).route(Op.WRITE, self.record_bytes, len(at))
-                with route.timed(len(at) * self.record_bytes, status):
+                with route.timed(status):
                     result = route.saver.save(job, status, call.deadline, call.admission)
             # A key that came again shares its first one's fate.
             again = np.flatnonzero(~fresh)
@@ -153,8 +153,10 @@ class DrivePages:
             result = LoadResult(status)
             if len(at):
                 route = (call.moving or store.moving()).route(Op.READ, self.record_bytes, len(at))
-                with route.timed(len(at) * self.record_bytes, status):
-                    read = partial(load, landed=landed, meanwhile=meanwhile) if layered is None else layered.read
+                with route.timed(status):
+                    read = (
+                        partial(load, landed=landed, meanwhile=meanwhile) if layered is None else layered.read
+                    )
                     result = read(
                         route.mover,
                         job,

@@ -31,7 +31,9 @@ from gdsstore.waiting import Deadline
 log = logging.getLogger("gdsstore.store")
 
 UNCUT = (ByteOrder.OPAQUE, ByteOrder.TOKEN_LAYER)  # their layers are no byte ranges
-REQUEST_S = 0.001  # what a group takes besides its bytes: checksums and copies of its last chunk, and telling
+REQUEST_S = 0.0005  # what a group takes besides its bytes: checksums and copies of its last chunk
+# And each of its requests, as bytes: 1,024 pages in pieces of 128 KiB took 7 % longer than in whole records of 1 MiB.
+PIECE_COST_BYTES = 8 << 10
 
 
 class LayeredLoad:
@@ -58,7 +60,6 @@ class LayeredLoad:
             pages=max(1, pages),
             layer_bytes=layout.layer_bytes,
             bandwidth=rate.bandwidth,
-            request_s=REQUEST_S,
             compute_s=compute_s_per_layer,
         )
 
@@ -110,7 +111,9 @@ class LayeredLoad:
         if self._layout.order in UNCUT or layers == 1:
             return (LayerGroup(0, layers),)
         pieces = len(self._layout.slices(0, 1))
-        load = replace(self._load, pages=pages, bandwidth=self._rate.bandwidth)
+        bandwidth = self._rate.bandwidth
+        request_s = REQUEST_S + pieces * pages * PIECE_COST_BYTES / bandwidth
+        load = replace(self._load, pages=pages, bandwidth=bandwidth, request_s=request_s)
         return plan_groups(load, least_piece_bytes=pieces * LEAST_PIECE_BYTES)
 
     def _tell(self, first: int, last: int, good: npt.NDArray[np.intp]) -> None:

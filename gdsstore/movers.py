@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from gdsstore.engines.base import Engine
 from gdsstore.engines.choose import make_engine
 from gdsstore.engines.device import DeviceEngine
+from gdsstore.errors import StoreClosedError
 from gdsstore.moving import Moving, Parts
 from gdsstore.observe.paths import PathRow
+from gdsstore.waiting import Deadline
 
 if TYPE_CHECKING:
     from gdsstore.device_moving import DeviceMoving
@@ -28,24 +30,38 @@ class Movers:
         self._host_lock, self._device_lock = threading.Lock(), threading.Lock()
         self._host: Moving | None = None
         self._devices: dict[int, DeviceMoving] = {}
+        self._closed = False
 
     def host(self) -> Moving:
         """Raises EngineError, MissingExtraError, VolumeError."""
         with self._host_lock:
             if self._host is None:
+                self._check_open()
                 self._host = Moving(self._engine or self._new_engine(), self._parts)
             return self._host
 
     def device(self, device: int) -> DeviceMoving:
         """See `Store.device_moving`."""
         from gdsstore.device_moving import open_device  # torch, Triton and kvikio come with it
+        from gdsstore.engines.device_ways import CLOSE_S
 
+        moving = self._devices.get(device)  # one that is there does not wait for another to be made ready
+        if moving is not None:
+            return moving
         with self._device_lock:
-            if device not in self._devices:
-                self._devices[device] = open_device(
-                    device, self._parts, self._device_engine, self._new_engine
-                )
-            return self._devices[device]
+            moving = self._devices.get(device)
+            if moving is None:
+                self._check_open()
+                moving = open_device(device, self._parts, self._device_engine, self._new_engine)
+                if self._closed:  # meanwhile, and it did not wait for so long
+                    moving.close(CLOSE_S)
+                self._check_open()
+                self._devices[device] = moving
+            return moving
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("the store is closed", path=str(self._parts.root))
 
     def _new_engine(self) -> Engine:
         config = self._parts.config
@@ -73,6 +89,10 @@ class Movers:
 
     def close(self, timeout_s: float) -> None:
         """Wait for what is under way, then let go; whatever one step raises, the others happen."""
+        deadline = Deadline(timeout_s)
+        self._closed = True
+        if self._device_lock.acquire(timeout=deadline.left_s):  # else whoever makes one ready closes it, too
+            self._device_lock.release()
         closers: list[Callable[[float], object]] = [each.close for each in self._devices.values()]
         closers += [
             each.close for each in (self._device_engine, self._host or self._engine) if each is not None

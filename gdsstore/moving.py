@@ -35,13 +35,11 @@ from gdsstore.volume.files import SegmentFiles
 from gdsstore.volume.format import entry_salt
 from gdsstore.volume.health import VolumeHealth
 from gdsstore.volume.volume import Volume
+from gdsstore.waiting import Deadline
 
-IO_FAILURES = (
-    PageStatus.MISS_IO,
-    PageStatus.MISS_DEADLINE,
-    PageStatus.FAILED_IO,
-    PageStatus.FAILED_DEADLINE,
-)
+MOVED = (PageStatus.LOADED, PageStatus.SAVED)
+IO_FAILURES = (PageStatus.MISS_IO, PageStatus.FAILED_IO)
+LATE = (PageStatus.MISS_DEADLINE, PageStatus.FAILED_DEADLINE)
 
 
 def make_arena(config: Config, size_bytes: int, volume: Volume) -> Arena:
@@ -93,7 +91,9 @@ class Parts:
     sequencer: Sequencer
     counters: Counters
     paths: PathTotals
-    health: Mapping[Op, Sequence[VolumeHealth]]  # of each volume; a drive may take no writes and still read well
+    health: Mapping[
+        Op, Sequence[VolumeHealth]
+    ]  # of each volume; a drive may take no writes and still read well
 
     def mover(self, engine: Engine, files: SegmentFiles, side: Side, moved: Moved | None = None) -> Mover:
         return Mover(
@@ -121,7 +121,8 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way that the pages of one call take. `report` is told bytes, seconds and whether the drive or the device failed."""
+    """The way that the pages of one call take. `report` is told how many pages moved, in how many seconds, and whether the drive
+    or the device failed."""
 
     mover: Mover
     saver: Saver
@@ -129,12 +130,16 @@ class Route:
     report: Callable[[int, float, bool], None] | None = None
 
     @contextlib.contextmanager
-    def timed(self, nbytes: int, status: Statuses) -> Iterator[None]:
-        """Around the moving of `nbytes` bytes; `status` is that of the call, filled in meanwhile."""
+    def timed(self, status: Statuses) -> Iterator[None]:
+        """Around the moving of a call's pages; `status` is filled in meanwhile."""
         start = time.monotonic()
         yield
         if self.report is not None:
-            self.report(nbytes, time.monotonic() - start, bool(np.isin(status, IO_FAILURES).any()))
+            seconds = time.monotonic() - start
+            # A call with little time of its own says nothing of the path.
+            bad = IO_FAILURES + LATE if seconds >= STALL_S else IO_FAILURES
+            moved = int(np.count_nonzero(np.isin(status, MOVED)))
+            self.report(moved, seconds, bool(np.isin(status, bad).any()))
 
 
 class Moving:
@@ -162,8 +167,9 @@ class Moving:
 
     def close(self, timeout_s: float) -> None:
         """Wait for what is under way, then let go; whatever one step raises, the others happen."""
+        deadline = Deadline(timeout_s)
         with contextlib.ExitStack() as steps:
-            steps.callback(self.staging.close, timeout_s)
+            steps.callback(lambda: self.staging.close(deadline.left_s))
             steps.callback(self.files.close)
             steps.callback(self.mover.sweep)  # what has ended since lets go of its file
             steps.callback(self.engine.close, timeout_s)

@@ -12,15 +12,19 @@ from gdsstore.engines.fingerprint import device_id, fingerprint
 from gdsstore.engines.measure import measure_paths
 from gdsstore.engines.paths import Path
 from gdsstore.engines.select import Measurement
+from gdsstore.errors import DeadlineError
 from gdsstore.memory.cuda import CudaDevice
 from gdsstore.memory.device_arena import DeviceArena
+from gdsstore.memory.lease import Lease
 from gdsstore.sizes import MiB
 from gdsstore.volume.volume import Volume
+from gdsstore.waiting import Deadline, pause
 
 log = logging.getLogger("gdsstore.store")
 
 STAGING_BYTES = 16 * MiB  # holds the largest plan that is measured
 STAGING_WAIT_S = 10.0
+POLL_S = 0.05
 
 
 class PathMeasuring:
@@ -61,7 +65,7 @@ class PathMeasuring:
         usable = list(self._engines)
         for volume in self._volumes:
             size = min(STAGING_BYTES, self._arena.size_bytes // 2)
-            lease = self._arena.lease(size, STAGING_WAIT_S)
+            lease = self._lease(size)
             under_way = None
             try:
                 result = measure_paths(
@@ -87,6 +91,17 @@ class PathMeasuring:
             usable = [path for path in result.usable(list(self._engines)) if path in usable]
         # Where each path has its problem on one of the volumes, transfers have to show which is the lesser one.
         return usable or list(self._engines), slowest(found)
+
+    def _lease(self, size: int) -> Lease:
+        """Staging memory that nobody needs now: in the line for it, a large request would hold up all calls behind it."""
+        deadline = Deadline(STAGING_WAIT_S)
+        while True:
+            try:
+                return self._arena.lease(size, 0.0)
+            except DeadlineError:
+                if deadline.passed:
+                    raise
+                pause(POLL_S)
 
     def _fingerprint(self, volume: Volume) -> dict[str, str]:
         names = {path: engine.name for path, engine in self._engines.items()}

@@ -29,13 +29,18 @@ class Prefetch:
     def __init__(self, keys: Sequence[bytes], wanted: int) -> None:
         """`wanted`: how many were asked for; `keys`: those that are brought."""
         self.keys = frozenset(keys)
-        self._lock = threading.Lock()
+        self._more = threading.Condition()
         self._warm, self._wanted = 0, wanted
-        self.future: Future[LoadResult]  # set before anybody else sees the handle
+        self.future: Future[LoadResult]
+
+    def begin(self, future: Future[LoadResult]) -> None:
+        """Say what it ends with, before anybody else sees the handle."""
+        self.future = future
+        future.add_done_callback(lambda _: self.add(0))
 
     @property
     def progress(self) -> Progress:
-        with self._lock:
+        with self._more:
             return Progress(self._warm, self._wanted)
 
     @property
@@ -59,8 +64,14 @@ class Prefetch:
 
     def add(self, pages: int) -> None:
         """So many more are warm."""
-        with self._lock:
+        with self._more:
             self._warm += pages
+            self._more.notify_all()
+
+    def wait_for_more(self, warm: int, timeout_s: float) -> None:
+        """Wait until more than `warm` pages are warm, or it has ended, at most `timeout_s`."""
+        with self._more:
+            self._more.wait_for(lambda: self._warm > warm or self.done, timeout_s)
 
 
 class Prefetches:
@@ -74,20 +85,22 @@ class Prefetches:
         with self._lock:
             self._active = [*(each for each in self._active if not each.done), prefetch]
 
-    def bringing(self, keys: Sequence[bytes]) -> tuple[npt.NDArray[np.bool_], list[Prefetch]]:
-        """Which of the keys are on their way, shape (n,), and by which prefetches."""
+    def before_load(self, keys: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.bool_], list[Prefetch]]:
+        """A load of these keys, uint8 (n, 32), begins: which of them are on their way, shape (n,), and by which prefetches.
+
+        It goes before: a prefetch of nothing else ends with the chunks that it has under way, or does not begin, and the load
+        brings the rest. One that has not begun brings nothing: it may need the worker of the load.
+        """
         with self._lock:
             active = [each for each in self._active if not each.done]
-        mine = [each for each in active if not each.keys.isdisjoint(keys)]
-        if not mine:
-            return np.zeros(len(keys), np.bool_), []
-        return np.array([any(key in each.keys for each in mine) for key in keys], np.bool_), mine
-
-    def give_way(self, keys: Sequence[bytes]) -> None:
-        """A load of these keys brings them itself: what has not begun for nothing else does not begin."""
-        wanted = frozenset(keys)
-        with self._lock:
-            active = list(self._active)
+        coming = np.zeros(len(keys), np.bool_)
+        if not active:
+            return coming, []
+        wanted = [key.tobytes() for key in keys]
         for each in active:
-            if each.keys <= wanted and not each.done and not each.future.running():
+            if each.keys.issubset(wanted):
                 each.cancel()
+        running = [each for each in active if each.future.running() and not each.keys.isdisjoint(wanted)]
+        for each in running:
+            coming |= np.fromiter((key in each.keys for key in wanted), np.bool_, len(wanted))
+        return coming, running

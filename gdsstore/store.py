@@ -53,6 +53,7 @@ log = logging.getLogger("gdsstore.store")
 
 T = TypeVar("T")
 CLOSE_TIMEOUT_S = 30.0
+LAST_STEPS_S = 0.2  # each, when nothing is left of it: enough where nothing hangs
 
 
 def open(
@@ -124,7 +125,9 @@ class Store:
                 self.catalog, self.volumes, self.heat, self.segment_bytes, self.capacity_bytes, config.grace_s
             )
             limits = HealthLimits() if config.drive_breaker is AutoOff.AUTO else NEVER_SICK
-            self.health = {op: watch_volumes(len(self.volumes), limits) for op in Op}
+            self.health = {
+                op: watch_volumes(len(self.volumes), limits, on_open=lambda: self.upkeep.nudge()) for op in Op
+            }
             self._scheduler = Scheduler(
                 Limits(workers=config.workers, offload_budget_s=config.offload_budget_s),
                 [Caps(AHEAD_CHUNKS * config.chunk_bytes, config.volume_ops)] * len(self.volumes),
@@ -207,13 +210,11 @@ class Store:
         return self._movers.path_report()
 
     def _writable(self, volume: int) -> bool:
-        """A slow volume is avoided while another is well, and a sick one until it is tried again."""
+        """A sick volume is not saved to, and a slow one not while another is well."""
         health = self.health[Op.WRITE]
-        if health[volume].healthy:
-            return True
-        if any(other.healthy for other in health):
-            return False
-        return health[volume].breaker is not Breaker.OPEN or health[volume].allows(write=False)
+        return health[volume].healthy or (
+            health[volume].breaker is Breaker.CLOSED and not any(each.healthy for each in health)
+        )
 
     def _room_taken(self) -> None:
         self._writing = True
@@ -322,22 +323,24 @@ class Store:
             if self._closing or self._forked:
                 return
             self._closing = True
-        self._scheduler.close(timeout_s)
-        self.cache.close(timeout_s)  # writes what is dirty, for which the rest is needed
+        deadline = Deadline(timeout_s)
+        self._scheduler.close(deadline.left_s)
+        self.cache.close(deadline.left_s)  # writes what is dirty, for which the rest is needed
         with self._idle:
             self._closed = True
-            if not self._idle.wait_for(lambda: self._active == 0, timeout_s):
+            if not self._idle.wait_for(lambda: self._active == 0, deadline.left_s):
                 log.error(
                     "the store is closed under %d calls that did not end in %g s", self._active, timeout_s
                 )
-        self.upkeep.stop(timeout_s)
+        left_s = max(deadline.left_s, LAST_STEPS_S)
+        self.upkeep.stop(left_s)
         with contextlib.ExitStack() as steps:  # runs them all, last first, whatever one raises
             steps.callback(let_go, self)
             steps.callback(self.locks.close)
             steps.callback(close_parts, self.directory, self.locks, self.catalog)
             steps.callback(self.heat.close)
             steps.callback(self.pool.close)
-            steps.callback(self._movers.close, timeout_s)
+            steps.callback(self._movers.close, left_s)
             if self.config.durability is not Durability.NONE:
                 steps.callback(self.pool.sync)
 

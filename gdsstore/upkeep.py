@@ -1,4 +1,5 @@
-"""What a store does in the background: syncs, lets go of stuck I/O and, if this process is the maintainer, keeps room ready."""
+"""What a store does in the background: syncs, lets go of stuck I/O, tries sick volumes and, if this process is the maintainer,
+keeps room ready."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from gdsstore.config import Durability
 from gdsstore.errors import GdsStoreError
+from gdsstore.sick_volumes import LOOK_S, SickVolumes
+from gdsstore.waiting import Deadline
 
 if TYPE_CHECKING:
     from gdsstore.store import Store
@@ -27,6 +30,7 @@ class Upkeep:
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gdsstore-upkeep", daemon=True)
+        self._sick_volumes, self._some_sick = SickVolumes(store), False
         self._maintainer = False
         self._next_sync = time.monotonic() + store.config.sync_interval_s
         self._next_reap = 0.0
@@ -40,9 +44,11 @@ class Upkeep:
 
     def stop(self, timeout_s: float) -> bool:
         """Ask the thread to end; whether it did in time."""
+        deadline = Deadline(timeout_s)
         self._stop.set()
         self._wake.set()
-        self._thread.join(timeout_s)
+        self._sick_volumes.stop(deadline.left_s)
+        self._thread.join(deadline.left_s)
         return not self._thread.is_alive()
 
     @property
@@ -51,7 +57,8 @@ class Upkeep:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._wake.wait(self._store.config.maintain_interval_s)
+            interval_s = self._store.config.maintain_interval_s
+            self._wake.wait(min(interval_s, LOOK_S) if self._some_sick else interval_s)
             self._wake.clear()
             if self._stop.is_set():
                 return
@@ -65,6 +72,7 @@ class Upkeep:
     def turn(self) -> None:
         """One round of everything that is due."""
         store = self._store
+        self._some_sick = self._sick_volumes.look()
         store.sweep()
         now = time.monotonic()
         due = store.config.durability is Durability.INTERVAL and now >= self._next_sync

@@ -94,6 +94,13 @@ class WarmCache:
         with self._lock:
             return None if self._cache is None else dataclasses.asdict(self._cache.stats())
 
+    def sweep(self) -> None:
+        """See HostCache.sweep."""
+        with self._lock:
+            cache = self._cache
+        if cache is not None:
+            cache.sweep()
+
     def flush(self, timeout_s: float) -> int:
         """Write what is dirty; returns how many records are left."""
         with self._lock:

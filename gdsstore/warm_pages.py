@@ -28,8 +28,10 @@ log = logging.getLogger("gdsstore.store")
 Ints = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
 SLICE_BYTES = 4 << 20  # of the cache, between two looks at the drive
+PATIENCE = 0.5  # of a load's time, for what a prefetch is bringing
+LOOK_S = 0.05  # whether a load that waits was cancelled
 
-Later = Callable[[Callable[[Admission], None], int], None]
+Later = Callable[[Callable[[], None], int], None]
 """Runs a save in the background: the work, and its bytes."""
 
 
@@ -59,7 +61,7 @@ class WarmPages:
         """From the cache and the drives at the same time. What a prefetch is bringing is waited for, not read twice."""
         status = np.full(len(call), PageStatus.MISS_ABSENT, np.uint8)
         unfinished: list[Unfinished] = []
-        coming, prefetches = self.prefetches.bringing([key.tobytes() for key in call.keys])
+        coming, prefetches = self.prefetches.before_load(call.keys)
         with self._cached.get(call.keys) as hold:
             hits = np.flatnonzero(hold.found)
             also_read = self._share(hits, len(call) - len(hits) - int((coming & ~hold.found).sum()))
@@ -90,20 +92,31 @@ class WarmPages:
         status: Statuses,
         unfinished: list[Unfinished],
     ) -> None:
-        """What a prefetch was bringing."""
+        """What prefetches are bringing, as it comes. Where that takes too long, there is time left to read it from the drive."""
+        patience = Deadline(call.deadline.left_s * PATIENCE)
         for prefetch in prefetches:
-            prefetch.wait(call.deadline.left_s)
-        mine = call.take(late)
-        found = np.full(len(late), PageStatus.MISS_ABSENT, np.uint8)
+            ended = False
+            while len(late) and not ended and not patience.passed and not call.admission.stopping:
+                ended, warm = prefetch.done, prefetch.progress.warm
+                late = self._load_warm(call, late, status, unfinished)
+                if len(late):
+                    prefetch.wait_for_more(warm, min(LOOK_S, patience.left_s))
+        if len(late):
+            result = self._read(call.take(late), None)
+            status[late] = result.status
+            unfinished += result.unfinished
+
+    def _load_warm(self, call: Call, pages: Ints, status: Statuses, unfinished: list[Unfinished]) -> Ints:
+        """Load those of the pages that are in the cache by now; the others."""
+        here = self._cached.contains(call.keys[pages])
+        mine, at = call.take(pages[here]), pages[here]
         with self._cached.get(mine.keys) as hold:
+            found = np.full(len(mine), PageStatus.MISS_ABSENT, np.uint8)
             for _ in self._copy(mine, hold, np.flatnonzero(hold.found), found, unfinished):
                 pass
-            left = np.flatnonzero(~hold.found)
-        if len(left):
-            result = self._read(mine.take(left), None)
-            found[left] = result.status
-            unfinished += result.unfinished
-        status[late] = found
+            status[at] = found
+            gone = at[~hold.found]
+        return np.union1d(pages[~here], gone)
 
     def _share(self, hits: Ints, misses: int) -> Ints:
         """Which hits to read from the drive, the last ones, so that cache and drive are done at the same time."""
@@ -118,6 +131,7 @@ class WarmPages:
     def _read(self, call: Call, meanwhile: Iterator[None] | None) -> LoadResult:
         """From the drive into the caller's memory, and from there into the cache, where the host can see it."""
         raw = np.zeros(len(call), np.uint64)
+        drops = self._cached.drops
 
         def landed(pages: Ints, sums: npt.NDArray[np.uint64]) -> None:
             raw[pages] = sums
@@ -128,7 +142,7 @@ class WarmPages:
         self._cache.reading.add(len(good) * self._drive.record_bytes, time.monotonic() - start)
         good = good[raw[good] != 0]  # without verification nobody knows what has come
         if call.moving is None and len(good) and not call.deadline.passed:
-            self._put(call.take(good), Standing.CLEAN, Origin.LOAD, raw[good])
+            self._keep(call.take(good), Origin.LOAD, raw[good], drops)
         return result
 
     def _copy(
@@ -169,16 +183,10 @@ class WarmPages:
         if len(due) == 0:
             return
         keys = call.keys[due].copy()
-
-        def write(admission: Admission) -> None:
-            with self._cached.get(keys) as again:
-                there = np.flatnonzero(again.found)
-                memory = PageMemory(again.address[there, None], again.payload_bytes[there, None], self)
-                deadline = Deadline(self._drive.io_deadline_s)
-                result = self._drive.save(Call(keys[there], memory, None, deadline, admission))
-                self._cached.mark_written(keys[there][result.ok])
-
-        self._later(write, len(due) * self._drive.record_bytes)
+        self._later(
+            lambda: self._cached.write(keys, Deadline(self._drive.io_deadline_s)),
+            len(due) * self._drive.record_bytes,
+        )
 
     # --- saving ---
 
@@ -187,10 +195,11 @@ class WarmPages:
         if call.moving is not None or self._rule.enters is None:
             return self._drive.save(call)
         if self._rule.writes_now:
+            drops = self._cached.drops
             result = self._drive.save(call)
             good = np.flatnonzero(result.ok)
             if len(good) and not call.deadline.passed:
-                self._put(call.take(good), Standing.CLEAN, Origin.SAVE, None)
+                self._keep(call.take(good), Origin.SAVE, None, drops)
             return result
         status = np.full(len(call), PageStatus.ALREADY_THERE, np.uint8)
         fresh = np.flatnonzero(~self._drive.has(call.keys))
@@ -199,21 +208,20 @@ class WarmPages:
         mine = call.take(fresh)
         put = self._cached.put(mine.keys, mine.memory, self._rule.enters, call.deadline)
         status[fresh[put.room == Room.GRANTED]] = PageStatus.SAVED
-        to_drive = np.flatnonzero((put.room >= Room.FILLING) | put.due)
+        if put.due.any():
+            self._cached.write(mine.keys[put.due], call.deadline)
+        to_drive = np.flatnonzero(put.room >= Room.FILLING)
         if len(to_drive) == 0:
             return SaveResult(status)
         result = self._drive.save(mine.take(to_drive))
         status[fresh[to_drive]] = result.status
-        written = to_drive[result.ok & put.due[to_drive]]
-        if len(written):
-            self._cached.mark_written(mine.keys[written])
         return SaveResult(status, result.unfinished)
 
-    def _put(
-        self, call: Call, standing: Standing, origin: Origin, raw: npt.NDArray[np.uint64] | None
-    ) -> None:
-        """Keep clean pages warm. Never waits for the drive."""
-        self._cached.put(call.keys, call.memory, standing, Deadline(0.0), origin=origin, raw=raw)
+    def _keep(self, call: Call, origin: Origin, raw: npt.NDArray[np.uint64] | None, drops: int) -> None:
+        """Keep clean pages warm, unless some were dropped meanwhile. Never waits for the drive."""
+        self._cached.put(
+            call.keys, call.memory, Standing.CLEAN, Deadline(0.0), origin=origin, raw=raw, drops=drops
+        )
 
     # --- prefetching ---
 

@@ -16,8 +16,12 @@ fi
 
 bash scripts/setup_venv.sh dev
 status=0
-.venv/bin/python -m pytest -q "$@" || status=$?
-if (($# == 0)); then
+if (($#)); then
+    .venv/bin/python -m pytest -q "$@" || status=$?
+else
+    # A file's tests stay together: those that need a process of their own share it.
+    workers=$(($(nproc) < 4 ? $(nproc) : 4))
+    .venv/bin/python -m pytest -q -n "$workers" --dist loadfile || status=$?
     sglang_status=0
     with_sglang || sglang_status=$?
     # 69: this machine cannot run them, and the reason was said.

@@ -11,13 +11,9 @@ from gdsstore.engines.base import I64, U64
 from gdsstore.engines.device import Mask, Registered
 from gdsstore.errors import DeviceError
 from gdsstore.memory.cuda import CudaDevice
-from gdsstore.memory.streams import Event, Stream
+from gdsstore.memory.streams import LOST_S, Event, Stream
 
 log = logging.getLogger("gdsstore.engines")
-
-LOST_S = (
-    0.1  # a context that gives nothing but errors for so long has stopped for good, and its copies with it
-)
 
 
 class Copies:

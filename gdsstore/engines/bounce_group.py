@@ -114,7 +114,7 @@ class Group:
         while not copies.ended:
             yield Stage.COPY
         failed = which[copies.failed]
-        self._moved[failed], self._errno[failed] = 0, errno.EIO
+        self._moved[failed], self._errno[failed] = 0, errno.EFAULT  # EIO would be the drive's fault
 
     def _count(self, moved: PathCounters) -> None:
         for fd in np.unique(self._plan.fd).tolist():

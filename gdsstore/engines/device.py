@@ -93,6 +93,12 @@ class Registered:
         return inside, np.where(inside, base, address), np.where(inside, size, length)
 
 
+def touches(plan: RangePlan, address: int, nbytes: int) -> bool:
+    """Whether a range of the plan has a byte in the buffer."""
+    low, high = np.uint64(address), np.uint64(address + nbytes)
+    return bool(((plan.address < high) & (plan.address + plan.length.astype(np.uint64) > low)).any())
+
+
 def aligned(plan: RangePlan) -> Mask:
     """Which ranges a drive and a GPU can exchange without a bounce buffer between. Shape (n,)."""
     odd = plan.file_offset | plan.length | plan.address.view(np.int64)

@@ -90,4 +90,9 @@ def _cufile_engine(device: int, wanted: Wanted) -> DeviceEngine:
 
 
 def _bounce_engine(device: int, wanted: Wanted) -> DeviceEngine:
-    return BounceEngine(wanted.host_engine(), device=device, arena_bytes=wanted.bounce_bytes)
+    inner = wanted.host_engine()
+    try:
+        return BounceEngine(inner, device=device, arena_bytes=wanted.bounce_bytes)
+    except BaseException:
+        inner.close(CLOSE_S)
+        raise

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 from typing import Any, NamedTuple
 
 from gdsstore.engines.base import Op, RangePlan
 from gdsstore.engines.detour import Detour
-from gdsstore.engines.device import DeviceEngine, Registered, aligned
+from gdsstore.engines.device import DeviceEngine, Registered, aligned, touches
 from gdsstore.engines.kvikio_files import File, Kvikio, errno_of, last_line
 from gdsstore.engines.paths import Path, PathCounters
 from gdsstore.engines.workers import SingleTransfer, WorkerEngine, WorkTransfer
@@ -61,7 +62,10 @@ class KvikioEngine(WorkerEngine, DeviceEngine):
         self.moved = PathCounters()
         self.moved_again = 0
         self.registered = Registered()
-        self._allocations: dict[int, int] = {}  # address as it was given -> base of what is registered
+        self._registering = threading.Lock()
+        # Buffers as they were given: address -> bytes, and the base of the allocation, which is what is registered.
+        self._buffers: dict[int, tuple[int, int]] = {}
+        self._under_way: list[_KvikioTransfer] = []
         self._open: dict[int, File] = {}
         self._detour = Detour(self._cuda, self.moved)
         self._freed = False
@@ -85,13 +89,24 @@ class KvikioEngine(WorkerEngine, DeviceEngine):
             file.close()
 
     def register(self, address: int, nbytes: int) -> None:
-        """kvikio registers the whole allocation that the memory is in: give it allocations of our own, not a part of a pool."""
+        """kvikio registers the whole allocation that the memory is in, once for all buffers in it."""
         try:
             base, size = self._cuda.allocation_of(address)
         except DeviceError as error:
             raise ArgumentError(f"not the device's memory: {error}", address=hex(address)) from error
         if address + nbytes > base + size:
             raise ArgumentError("the memory ends before that", address=hex(address), nbytes=nbytes)
+        with self._registering:
+            for other, (its_bytes, _) in self._buffers.items():
+                if other < address + nbytes and address < other + its_bytes:
+                    raise ArgumentError(
+                        "the memory is registered already", address=hex(address), nbytes=nbytes
+                    )
+            if all(known != base for _, known in self._buffers.values()):
+                self._register(base, size)
+            self._buffers[address] = nbytes, base
+
+    def _register(self, base: int, size: int) -> None:
         self.registered.add(base, size)
         try:
             if not self.compat:
@@ -100,19 +115,27 @@ class KvikioEngine(WorkerEngine, DeviceEngine):
         except BaseException:
             self.registered.discard(base)
             raise
-        self._allocations[address] = base
 
     def deregister(self, address: int) -> None:
-        if self._closed and self.stuck:
-            raise EngineError("a call that hangs may still use the memory", address=hex(address))
-        base = self._allocations.get(address)
-        if base is None:
-            return
-        if not self.compat:
-            with self._cuda.entered():
-                self._kvikio.deregister(base)
-        del self._allocations[address]
-        self.registered.discard(base)
+        with self._registering:
+            nbytes, base = self._buffers.get(address, (0, 0))
+            if (self._closed and self.stuck) or (nbytes and self._in_use(address, nbytes)):
+                raise EngineError("a call that hangs may still use the memory", address=hex(address))
+            if not nbytes:
+                return
+            if sum(known == base for _, known in self._buffers.values()) == 1:
+                if not self.compat:
+                    with self._cuda.entered():
+                        self._kvikio.deregister(base)
+                self.registered.discard(base)
+            del self._buffers[address]
+
+    def _in_use(self, address: int, nbytes: int) -> bool:
+        with self._lock:
+            if self._closed:  # `stuck` tells
+                return False
+            under_way = [transfer for transfer in self._under_way if not transfer.done]
+        return any(touches(transfer.plan, address, nbytes) for transfer in under_way)
 
     def close(self, timeout_s: float) -> None:
         super().close(timeout_s)
@@ -124,7 +147,7 @@ class KvikioEngine(WorkerEngine, DeviceEngine):
         self._freed = True
         for fd in list(self._open):
             self.detach(fd)
-        for address in list(self._allocations):
+        for address in list(self._buffers):
             self.deregister(address)
         self._cuda.close()
 
@@ -132,7 +155,11 @@ class KvikioEngine(WorkerEngine, DeviceEngine):
         self._cuda.enter()
 
     def _transfer(self, op: Op, plan: RangePlan) -> WorkTransfer:
-        return _KvikioTransfer(self, op, plan)
+        transfer = _KvikioTransfer(self, op, plan)
+        with self._lock:
+            self._under_way = [other for other in self._under_way if not other.done]
+            self._under_way.append(transfer)
+        return transfer
 
     def move(self, op: Op, place: Place, target: Target) -> tuple[int, int]:
         """Bytes moved and errno of one range."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gdsstore.engines.base import Engine, Op, RangePlan
 from gdsstore.engines.cufile import CufileState, cufile_state
 from gdsstore.engines.detour import DetourEngine
-from gdsstore.engines.device import DeviceEngine, Registered, aligned
+from gdsstore.engines.device import DeviceEngine, Registered, aligned, touches
 from gdsstore.engines.nixl import BLAME_THREADS, NixlEngine
 from gdsstore.engines.nixl_ring import NixlRing, Plugin
 from gdsstore.engines.paths import Path, PathCounters
@@ -93,11 +93,18 @@ class NixlGdsEngine(NixlEngine, DeviceEngine):
             raise
 
     def deregister(self, address: int) -> None:
-        if self.left_behind:
+        if self.left_behind or (not self._closed and self._in_use(address)):
             raise EngineError("a transfer that hangs may still use the memory", address=hex(address))
         if self.registered.discard(address) and not self._closed:
             with self._cuda.entered():
                 self._ring.deregister(address)
+
+    def _in_use(self, address: int) -> bool:
+        self.advance()  # nothing else may be there to notice what has ended
+        _, _, size = self.registered.find(np.array([address], np.uint64), np.ones(1, np.int64))
+        with self._counting:
+            queued = [part for part in self._queue if not part.owner.cancelled]
+        return any(touches(part.plan, address, int(size[0])) for part in (*self._active, *queued))
 
     def close(self, timeout_s: float) -> None:
         super().close(timeout_s)

@@ -12,7 +12,7 @@ import numpy as np
 
 from gdsstore.engines.base import I32, I64, Engine, Op, RangePlan, RangeResults, Transfer
 from gdsstore.engines.files import FileTable
-from gdsstore.errors import EngineError
+from gdsstore.errors import DeviceError, EngineError
 from gdsstore.waiting import Deadline
 
 log = logging.getLogger("gdsstore.engines")
@@ -98,7 +98,10 @@ class WorkerEngine(Engine):
             self._threads.append(thread)
 
     def _serve(self) -> None:
-        self._enter_thread()
+        try:
+            self._enter_thread()
+        except DeviceError as error:  # without the thread its ranges would wait for ever
+            log.error("%s engine: %s", self.name, error)
         while (transfer := self._work.get()) is not None:
             transfer.work()
 

@@ -60,6 +60,13 @@ def device_of(address: int, driver: Any | None = None) -> int | None:
     return ordinal.value if kind.value == _DEVICE_MEMORY else None
 
 
+def current_device(driver: Any | None = None) -> int:
+    """The ordinal of this thread's device; 0 where it has none."""
+    driver = load_driver() if driver is None else driver
+    ordinal = ctypes.c_int()
+    return 0 if driver is None or driver.cuCtxGetDevice(ctypes.byref(ordinal)) else ordinal.value
+
+
 class CudaDevice:
     """One GPU, with its primary context (the one that torch and CuPy use) held until `close`. Thread-safe."""
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdsstore.errors import ArgumentError
-from gdsstore.memory.cuda import device_of
+from gdsstore.memory.cuda import current_device, device_of
 from gdsstore.memory.views import (
     PageMemory,
     checked,
@@ -157,7 +157,8 @@ def _cuda_array(pages: Any, writable: bool, driver: Any | None) -> DevicePages:
     strides = packed if strides is None else tuple(strides)
     if any(n > 1 and own != whole for n, own, whole in zip(shape[1:], strides[1:], packed[1:], strict=True)):
         raise ArgumentError("each page must be contiguous; describe scattered ones with DevicePieces")
-    device = device_of(address, driver)
+    # An array without elements may have no memory.
+    device = device_of(address, driver) if shape[0] else current_device(driver)
     if device is None:
         raise ArgumentError(
             "the CUDA driver does not know this array's address as device memory", address=hex(address or 0)

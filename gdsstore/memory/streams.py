@@ -28,6 +28,9 @@ _NO_TIMING = 2
 _NOT_READY = 600
 _POLL_MIN_S, _POLL_MAX_S = 20e-6, 1e-3
 
+# A single error does not say that work has ended. A context that gives nothing but errors for so long has stopped for good.
+LOST_S = 0.1
+
 
 class Event:
     """A point in a stream. Its driver object is destroyed with it, which a stream that still waits for it does not mind."""

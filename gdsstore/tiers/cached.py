@@ -27,7 +27,7 @@ class PutResult:
     """What became of each key; arrays of shape (n,)."""
 
     room: U8  # `Room` values; GRANTED: the record is in the cache now
-    due: Mask  # records on trial of which this was the second save: write them to the drive, then call `mark_written`
+    due: Mask  # records on trial of which this was the second save: `write` them to the drive
 
 
 class CachedNamespace:
@@ -79,7 +79,7 @@ class CachedNamespace:
         Evicts the coldest records. Waits only for dirty ones to be written, until the deadline. Where there is not room for
         all, the first keys get it.
         """
-        return self._reserve(self._wanted(keys), origin, deadline, None)[0]
+        return self._reserve(self._wanted(keys), origin, deadline)[0]
 
     def put(
         self,
@@ -90,19 +90,21 @@ class CachedNamespace:
         *,
         origin: Origin = Origin.SAVE,
         raw: U64 | None = None,
+        drops: int | None = None,
     ) -> PutResult:
         """Copy n pages of host memory in, as records. The pages are the caller's again when this returns.
 
-        `raw`: the raw checksum sums of their whole records, uint64 (n,); computed where they are not given. A record that is
-        there already is not copied again: CLEAN makes it clean, DIRTY or TRIAL makes one on trial dirty. Raises ArgumentError,
-        before anything is done, where the pages do not fit.
+        `raw`: the raw checksum sums of their whole records, uint64 (n,); computed where they are not given. `drops`: what
+        `self.drops` was before the pages were read from the drive, or saved to it: where something was dropped since, they do
+        not enter. A record that is there already is not copied again: CLEAN makes it clean, DIRTY or TRIAL makes one on trial
+        dirty. Raises ArgumentError, before anything is done, where the pages do not fit.
         """
         wanted = self._wanted(keys)
         n = len(wanted.hashes)
         checked(pages, n, self._page_bytes)
         if raw is not None and (raw.dtype != np.uint64 or raw.shape != (n,)):
             raise ArgumentError(f"raw must be uint64[{n}], one a page", dtype=raw.dtype, shape=raw.shape)
-        reservation, due = self._reserve(wanted, origin, deadline, standing)
+        reservation, due = self._reserve(wanted, origin, deadline, standing, drops)
         with reservation:
             at = np.flatnonzero(reservation.granted)
             if len(at):
@@ -130,9 +132,15 @@ class CachedNamespace:
         return raw_sums(address, np.full(n, self.record_bytes, np.int64), np.zeros(n, np.int64))
 
     def _reserve(
-        self, wanted: Wanted, origin: Origin, deadline: Deadline, saved_again: Standing | None
+        self,
+        wanted: Wanted,
+        origin: Origin,
+        deadline: Deadline,
+        saved_again: Standing | None = None,
+        drops: int | None = None,
     ) -> tuple[Reservation, Mask]:
-        due = np.zeros(len(wanted.hashes), np.bool_)
+        n = len(wanted.hashes)
+        due = np.zeros(n, np.bool_)
         with self._core.lock:
             core, shelf = self._core, self._shelf
             core.check_open()
@@ -145,6 +153,9 @@ class CachedNamespace:
             finally:
                 shelf.unpin(there)
             core.check_open()
+            if drops is not None and drops != core.drops[self._number]:
+                nowhere = np.full(n, Room.NO_ROOM, np.uint8), np.full(n, -1, np.int32)
+                return Reservation(core, shelf, *nowhere, origin), due
             room, picked = shelf.claim(wanted, self._page_bytes, origin)
             core.tally.no_room += int(np.count_nonzero(room == Room.NO_ROOM))
             present = room == Room.PRESENT
@@ -161,24 +172,22 @@ class CachedNamespace:
         self._shelf.set_standing(np.unique(picked[due]), Standing.DIRTY)
         return due
 
-    def mark_written(self, keys: Keys) -> None:
-        """Say that the drive has these pages, so that their records need not be written."""
+    def write(self, keys: Keys, deadline: Deadline) -> None:
+        """Write those of these records to the drive now that are dirty. What it does not take stays dirty."""
         wanted = self._wanted(keys)
         with self._core.lock:
             self._core.check_open()
-            picked = self._ready(wanted)
-            self._core.tally.written_back += int(
-                np.count_nonzero(self._shelf.rows["standing"][picked] == Standing.DIRTY)
-            )
-            self._shelf.set_standing(picked, Standing.CLEAN)
-
-    def _ready(self, wanted: Wanted) -> I32:
-        """The ready rows of the keys, each once."""
-        picked = self._shelf.find(wanted)
-        picked = picked[picked >= 0]
-        return np.unique(picked[self._shelf.rows["state"][picked] == State.READY])
+            picked = self._shelf.find(wanted)
+            dirty = self._shelf.unwritten(np.unique(picked[picked >= 0]))
+            self._writer.write(self._shelf, dirty, dirty[:0], deadline)
 
     # --- dropping ---
+
+    @property
+    def drops(self) -> int:
+        """How often something was dropped from this namespace; see `put`."""
+        with self._core.lock:
+            return self._core.drops[self._number]
 
     def drop(self, keys: Keys, deadline: Deadline) -> Mask:
         """Forget records, dirty ones too. Returns for each key whether there was one that readers saw. Shape (n,).
@@ -204,6 +213,7 @@ class CachedNamespace:
 
     def _drop(self, picked: I32, deadline: Deadline) -> int:
         core, shelf = self._core, self._shelf
+        core.drops[self._number] += 1
         ready = int(np.count_nonzero(shelf.rows["state"][picked] == State.READY))
         core.tally.dropped += ready
         under_way = [entry for entry in core.writing if entry[0] is shelf and np.isin(entry[1], picked).any()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -28,6 +29,7 @@ class Core:
         self.shelves: dict[int, Shelf] = {}  # by record_bytes
         self.tally = Tally()
         self.closed = False
+        self.drops: Counter[int] = Counter()  # by namespace number: calls that dropped something
         self.writing: list[tuple[Shelf, I32]] = []  # rows of batches that a writer has
         self._address = address
         self._free_regions = list(range(regions - 1, -1, -1))

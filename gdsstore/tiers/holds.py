@@ -20,8 +20,8 @@ class Hold:
     """The records of one `get`, which nobody evicts or overwrites until `release`. A context manager that releases.
 
     Arrays of shape (n,), in the order of the keys; 0 where `found` is false. `raw`: the raw checksum sum of the whole record at
-    `address`, as it was when the record came. `due`: records on trial of which this was the second use; write them to the
-    drive, then call `mark_written`. The bytes are not to be changed. For one thread.
+    `address`, as it was when the record came. `due`: records on trial of which this was the second use: `CachedNamespace.write`
+    them to the drive. The bytes are not to be changed. For one thread.
     """
 
     __slots__ = ("_core", "_picked", "_shelf", "address", "due", "found", "payload_bytes", "raw")

@@ -91,6 +91,12 @@ class HostCache:
         with self._core.lock:
             return self._core.stats()
 
+    def sweep(self) -> None:
+        """Let go of records that transfers which hung have let go of. `close` and whoever needs room do so too."""
+        with self._core.lock:
+            if not self._core.closed:
+                self._core.sweep()
+
     def flush(self, timeout_s: float) -> int:
         """Write what is dirty, in at most `timeout_s` seconds. Returns how many dirty records are left.
 

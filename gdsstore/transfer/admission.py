@@ -58,7 +58,7 @@ class ScheduledAdmission:
         health = self._health[Op.READ]
         fit = np.zeros(len(health), np.bool_)
         for index in np.unique(volume).tolist():
-            fit[index] = health[index].allows(write=False)
+            fit[index] = health[index].breaker is Breaker.CLOSED
         return fit[volume]
 
     def enter(self, volume: I64, record_bytes: int, timeout_s: float) -> ChunkGrant | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -90,18 +91,17 @@ class DeviceSide(Side):
             staged = np.uint64(lease.address) + np.arange(n, dtype=np.uint64) * np.uint64(record_bytes)
             starts = np.flatnonzero(np.append(True, np.diff(address) != record_bytes))
             nbytes = np.diff(np.append(starts, n)) * record_bytes
-            with self._queueing:
-                if deadline.passed:
-                    raise DeadlineError("no time is left for work on the device")
+            with self._turn(deadline):
+                copies = Pending(self._uploads, 0)
                 codes = self._uploads.copy_each(staged[starts], address[starts], nbytes)
-                uploaded = self._uploads.record()
-                under_way.append(uploaded)
+                copies.seal()
+                under_way.append(copies)
                 if codes.any():
                     raise EngineError(
                         "host memory could not be copied to the device", cuda_error=int(codes.max())
                     )
                 kernels = self._make_kernels()
-                kernels.after(uploaded)
+                kernels.after(self._uploads.record())
                 pending = kernels.scatter(Records(staged, record_bytes, memory.address, memory.length))
                 under_way.append(pending)
             if not pending.wait(deadline.left_s):
@@ -134,12 +134,21 @@ class DeviceSide(Side):
         first = np.full_like(length, flight.first_block)
         return self._run(flight, lambda kernels: kernels.sums(address, length, first), deadline)
 
+    @contextlib.contextmanager
+    def _turn(self, deadline: Deadline) -> Iterator[None]:
+        if not self._queueing.acquire(timeout=deadline.left_s):
+            raise DeadlineError("the driver holds other work on the device up, and no time is left")
+        try:
+            if deadline.passed:  # the memory may be somebody else's by now
+                raise DeadlineError("no time is left for work on the device")
+            yield
+        finally:
+            self._queueing.release()
+
     def _run(self, flight: Flight, queue: Callable[[PageKernels], Pending], deadline: Deadline) -> U64:
         """Sums of what `queue` queues, once it has ended."""
         try:
-            with self._queueing:
-                if deadline.passed:  # the memory may be somebody else's by now
-                    raise DeadlineError("no time is left for work on the device")
+            with self._turn(deadline):
                 pending = queue(self._make_kernels())
             flight.device_work.append(pending)
             if not pending.wait(deadline.left_s):

@@ -59,9 +59,9 @@ class LayerLoad:
 
     @property
     def forward_s(self) -> float:
-        """Seconds that the forward computes one layer. Where it is not known: as long as its bytes take, since groups that suit
-        this case do well in all others."""
-        return self.io_s if self.compute_s is None else self.compute_s
+        """Seconds that the forward computes one layer. Where it is not known: as long as the I/O takes, since groups that suit this
+        case do well in all others."""
+        return self.io_s + self.request_s / self.layers if self.compute_s is None else self.compute_s
 
 
 def plan_groups(load: LayerLoad, *, least_piece_bytes: int = LEAST_PIECE_BYTES) -> tuple[LayerGroup, ...]:

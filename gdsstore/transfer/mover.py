@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -22,6 +21,7 @@ from gdsstore.observe.counters import Counters
 from gdsstore.transfer.flight import U64, ChunkGrant, Flight, Placed, Side
 from gdsstore.transfer.plan import ChunkPlan, plan_chunk
 from gdsstore.transfer.results import PageStatus, Statuses, Unfinished
+from gdsstore.transfer.stuck import StuckTransfers
 from gdsstore.volume.files import SegmentFiles
 from gdsstore.volume.health import VolumeHealth
 from gdsstore.waiting import Deadline, pause
@@ -56,8 +56,7 @@ class Mover:
         self._engine, self._files, self._side = engine, files, side
         self._counters, self._moved = counters, moved
         self._health, self._stall_s = health, stall_s
-        self._lock = threading.Lock()
-        self._stuck: list[tuple[list[Unfinished], Callable[[], None]]] = []
+        self._stuck = StuckTransfers(health, stall_s)
 
     def start(
         self,
@@ -69,11 +68,13 @@ class Mover:
         *,
         wait: bool,
         grant: ChunkGrant | None = None,
+        unfinished: list[Unfinished] | None = None,
     ) -> Flight | None:
         """Submit a chunk. None where the staging arena is full and `wait` is false: finish an earlier chunk first.
 
         `record_bytes`: what a page takes on the drive. `grant` is the flight's from here on; where there is none, it is the
-        caller's. Raises DeadlineError where the arena stayed full.
+        caller's. Raises DeadlineError where the arena stayed full, or the device did not do its part in time, and EngineError
+        where it failed; what may still use the pages' memory then is added to `unfinished`.
         """
         n = len(memory)
         staged = np.flatnonzero(~self.in_place(memory, record_bytes))
@@ -125,9 +126,12 @@ class Mover:
                 deadline.passed
             ):  # opening a file may have taken that long, and the memory may be somebody else's by now
                 raise DeadlineError("no time is left to start moving pages")
+            flight.started = time.monotonic()  # what was waited for on the device is no fault of the drive's
             self._submit(flight, np.flatnonzero(fd >= 0), merge=True)
         except BaseException:
-            self.drop(flight)
+            left = self.drop(flight)
+            if unfinished is not None:
+                unfinished.extend(left)
             raise
         return flight
 
@@ -209,13 +213,16 @@ class Mover:
             return
         seconds = time.monotonic() - flight.started
         late = results.errno == errno.ETIMEDOUT
-        # A call with little time of its own says nothing of the drive.
+        # A call with little time of its own says nothing of the drive yet: see `sweep`.
         stalled = late if seconds >= self._stall_s else np.zeros(len(late), np.bool_)
+        flight.undecided = tuple(np.unique(volume[late & ~stalled]).tolist())
         failed = np.isin(results.errno, DRIVE_ERRORS)
         for index in np.unique(volume).tolist():
             mine = volume == index
             bad = bool((failed | stalled)[mine].any())
-            if bad or not late[mine].any():
+            if (
+                bad or not results.errno[mine].any()
+            ):  # other errors are not the drive's, and no proof that it is well
                 self._health[flight.op][index].record(
                     ok=not bad,
                     nbytes=int(nbytes[index]),
@@ -265,19 +272,12 @@ class Mover:
         if flight.lease is not None:
             flight.lease.quarantine(lambda: all(work.done for work in unfinished))
         self._counters.add("stuck_transfers", len(unfinished))
-        with self._lock:
-            self._stuck.append((unfinished, let_go))
+        self._stuck.add(flight, unfinished, let_go)
         return unfinished
 
     def sweep(self) -> int:
         """Let go of what belonged to stuck transfers that have ended. Returns how many are still stuck."""
-        with self._lock:
-            ended = [entry for entry in self._stuck if all(work.done for work in entry[0])]
-            self._stuck = [entry for entry in self._stuck if entry not in ended]
-            left = len(self._stuck)
-        for _, let_go in ended:
-            let_go()
-        return left
+        return self._stuck.sweep()
 
 
 def _has_ended(flight: Flight) -> bool:

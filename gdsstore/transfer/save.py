@@ -106,7 +106,7 @@ class Saver:
                 part = None
                 if room:
                     part = self._start(
-                        job, pages[:room], runs, status, deadline, admission, parts, finish_one
+                        job, pages[:room], runs, status, deadline, admission, parts, finish_one, unfinished
                     )
                 if part is not None:
                     parts.append(part)
@@ -170,6 +170,7 @@ class Saver:
         admission: Admission,
         parts: Sequence[_Part],
         finish_one: Callable[[], None],
+        unfinished: list[Unfinished],
     ) -> _Part | None:
         """Submit one chunk; None where it failed as a whole (its status is set then, and its slots are given back)."""
         segment = np.concatenate([np.full(run.count, run.owned.segment_id, np.uint32) for run in runs])
@@ -195,6 +196,7 @@ class Saver:
                         deadline,
                         wait=not parts,
                         grant=grant,
+                        unfinished=unfinished,
                     )
                 if flight is None and parts:
                     finish_one()

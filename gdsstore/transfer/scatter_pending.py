@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from gdsstore.errors import DeviceError, GdsStoreError
-from gdsstore.memory.streams import Event, Stream
+from gdsstore.memory.streams import LOST_S, Event, Stream
 from gdsstore.transfer.scatter_memory import Scratch
 from gdsstore.waiting import Deadline, pause
 
@@ -33,6 +34,7 @@ class Pending:
         self._sums: U64 | None = None
         self._event: Event | None = None
         self._error: GdsStoreError | None = None
+        self._failing_since: float | None = None
         self._ended = False
 
     @property
@@ -43,8 +45,13 @@ class Pending:
         try:
             ended = self._idle() if self._event is None else self._event.done
         except DeviceError as error:
-            # Most likely the context is lost, and nothing runs in it any more. Our own memory is not worth the risk.
             self.fail(error)
+            # The work may go on behind a single error: that the memory is free must be seen, not guessed.
+            now = time.monotonic()
+            self._failing_since = self._failing_since or now
+            if now - self._failing_since < LOST_S:
+                return False
+            # Most likely the context is lost, and nothing runs in it any more. Our own memory is not worth the risk.
             for scratch in self._scratch:
                 scratch.abandon()
             ended = True
@@ -103,9 +110,12 @@ class Pending:
             _under_way.add(self)
 
     def _idle(self) -> bool:
-        """Where there is no event to ask: whether the whole stream has run dry, or is lost."""
-        handle = ctypes.c_void_p(self.stream.handle)
-        return self.stream.device.ask(lambda cuda: cuda.cuStreamQuery(handle)) != _NOT_READY
+        """Where there is no event to ask: whether the whole stream has run dry. Raises DeviceError."""
+        handle, device = ctypes.c_void_p(self.stream.handle), self.stream.device
+        code = device.ask(lambda cuda: cuda.cuStreamQuery(handle))
+        if code not in (0, _NOT_READY):
+            raise DeviceError("a stream cannot be asked", device=device.ordinal, cuda_error=code)
+        return code == 0
 
 
 # Of all streams: work goes on when its caller, or whoever queued it, is forgotten.

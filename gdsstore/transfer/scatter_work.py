@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from gdsstore.waiting import Deadline
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
+
+log = logging.getLogger(__name__)
 
 VECTOR_BYTES = 16  # what a thread of a GPU loads and stores at once
 
@@ -168,6 +171,9 @@ class PageKernels(ABC):
                     queue(pending)
             except GdsStoreError as error:
                 pending.fail(error)
+            except Exception as error:  # what was queued before it is under way
+                log.exception("work on the device could not be queued")
+                pending.fail(DeviceError(f"{type(error).__name__}: {error}", device=self._device.ordinal))
             finally:
                 pending.seal()
         return pending

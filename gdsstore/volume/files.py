@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdsstore.engines.base import Engine
-from gdsstore.errors import EngineError
+from gdsstore.errors import GdsStoreError
 from gdsstore.volume.volume import Volume
 
 log = logging.getLogger("gdsstore.volume")
@@ -91,7 +91,7 @@ class SegmentFiles:
             return None
         try:
             self._engine.attach(fd, self._segment_bytes)
-        except EngineError as error:
+        except GdsStoreError as error:  # the engine's, or its device's
             os.close(fd)
             log.error("segment %s: %s", self._volumes[volume].segment_path(segment), error)
             return None

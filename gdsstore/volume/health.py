@@ -65,15 +65,18 @@ class VolumeHealth:
     """The health of one volume. Thread-safe. Made by `watch_volumes`.
 
     The breaker opens on many errors or on timeouts in a row. It half-opens by itself after a while, which doubles each time that
-    a probe fails, and closes after a few probes that went well. Any transfer can be a probe; on a volume that nobody wants anything
-    of, somebody has to move a little now and then for it to come back.
+    a probe fails, and closes after a few probes that went well. Whoever is told that it `allows` a transfer makes the next probe;
+    calls ask only whether it is CLOSED, so that none of them has to find out, and `SickVolumes` makes the probes.
 
     A volume is slow when it takes much longer for a byte than it used to, and much longer than the others do now, for some
     time. Reads and writes count alike, since volumes get their share of both. Alone it never is: there is nowhere else to save to.
     """
 
-    def __init__(self, limits: HealthLimits, clock: Callable[[], float]) -> None:
-        self._limits, self._clock = limits, clock
+    def __init__(
+        self, limits: HealthLimits, clock: Callable[[], float], on_open: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_open` is called when the breaker opens, with a lock held: it must not wait."""
+        self._limits, self._clock, self._on_open = limits, clock, on_open
         self._lock = threading.Lock()
         self._others: list[VolumeHealth] = []
         self._breaker = Breaker.CLOSED
@@ -194,6 +197,7 @@ class VolumeHealth:
         self._opened += 1
         self._window.clear()
         self._in_a_row = 0
+        self._on_open()
 
     def _close(self, now: float) -> None:
         self._breaker, self._closed_at = Breaker.CLOSED, now
@@ -221,9 +225,10 @@ def watch_volumes(
     count: int,
     limits: HealthLimits | None = None,
     clock: Callable[[], float] = time.monotonic,
+    on_open: Callable[[], None] = lambda: None,
 ) -> list[VolumeHealth]:
-    """The health of `count` volumes, each compared with the others."""
-    volumes = [VolumeHealth(limits or HealthLimits(), clock) for _ in range(count)]
+    """The health of `count` volumes, each compared with the others. `on_open`: see VolumeHealth."""
+    volumes = [VolumeHealth(limits or HealthLimits(), clock, on_open) for _ in range(count)]
     for volume in volumes:
         volume.watch_others([other for other in volumes if other is not volume])
     return volumes

@@ -240,7 +240,7 @@ def test_copies_that_fail_are_errors_and_never_success(
     results = transfer.wait(TIMEOUT_S)
     gpu.cuda_faults("")
     assert transfer.done
-    assert results.errno.tolist() == [errno.EIO] * 16
+    assert results.errno.tolist() == [errno.EFAULT] * 16
     assert not results.moved.any()
     assert engine.moved.bytes_by() == {}
     assert (tmp_path / "file").read_bytes() == content.tobytes()
@@ -255,7 +255,7 @@ def test_a_copy_that_fails_hits_its_range_and_no_other(
     gpu.cuda_faults("cuMemcpyAsync@2=cu:1")
     ranges = device.plan(fd, blocks(4), stride=2 * BLOCK)
     results = engine.submit(Op.READ, ranges).wait(TIMEOUT_S)
-    assert results.errno.tolist() == [0, errno.EIO, 0, 0]
+    assert results.errno.tolist() == [0, errno.EFAULT, 0, 0]
     assert results.moved.tolist() == [BLOCK, 0, BLOCK, BLOCK]
     arrived = device.get().reshape(16, BLOCK)
     assert np.array_equal(arrived[[0, 4, 6]].ravel(), content.reshape(16, BLOCK)[[0, 2, 3]].ravel())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from gdsstore import BoundNamespace, DevicePieces, PageLayout, Store
+from gdsstore.transfer.results import CallResult
 from tests.store.helpers import small_store
 
 U8 = npt.NDArray[np.uint8]
@@ -103,3 +105,11 @@ def bind(store: Store, layout: PageLayout) -> BoundNamespace:
 
 def report(store: Store) -> dict[tuple[str, str, str], int]:
     return {(row.path, row.engine, row.direction): row.nbytes for row in store.path_report()}
+
+
+def let_go(result: CallResult) -> bool:
+    """Wait until nothing uses the memory of a call any more; whether it is so."""
+    end = time.monotonic() + WAIT_S
+    while result.memory_in_use and time.monotonic() < end:
+        time.sleep(0.01)
+    return not result.memory_in_use

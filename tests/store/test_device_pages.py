@@ -10,10 +10,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from gdsstore import EngineError, PageLayout, PageStatus, Store
+from gdsstore import DevicePieces, EngineError, PageLayout, PageStatus, Store
 from gdsstore.engines.kvikio import KvikioEngine
 from gdsstore.engines.nixl_gds import NixlGdsEngine
-from gdsstore.errors import ConfigError
+from gdsstore.errors import ArgumentError, ConfigError
 from tests.store.device_helpers import (
     COUNT,
     LAYOUTS,
@@ -229,3 +229,14 @@ def test_many_threads_share_the_device(device_store: Callable[..., Store], gpu: 
         thread.join(WAIT_S)
     assert wrong == []
     assert store.device_moving(0).arena.stats().leased_bytes == 0
+
+
+def test_addresses_that_are_not_the_gpus_are_refused(
+    device_store: Callable[..., Store], gpu: ModuleType
+) -> None:
+    layout = LAYOUTS["opaque"]
+    pages = bind(device_store(path="direct"), layout)
+    on_host = np.zeros((2, layout.page_bytes), np.uint8)
+    address = on_host.ctypes.data + np.arange(2) * layout.page_bytes
+    with pytest.raises(ArgumentError, match="not in the memory of that GPU"):
+        pages.load(make_keys(2), DevicePieces(address, layout.page_bytes, 0, on_host))

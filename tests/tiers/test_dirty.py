@@ -316,9 +316,11 @@ def test_a_hit_makes_a_trial_record_due_once(cache: HostCache, drive: Drive) -> 
     with namespace.get(keys_of(1)) as hold:
         assert not hold.due.any()
     assert cache.stats().dirty_records == 1
-    namespace.mark_written(keys_of(1, 3))
+    put(namespace, 4, standing=DIRTY)
+    namespace.write(keys_of(1, 3), soon())  # and no other
     stats = cache.stats()
-    assert (stats.dirty_records, stats.written_back) == (0, 1)
+    assert (stats.dirty_records, stats.written_back) == (1, 1)
+    assert list(drive.pages) == [(ONE, keys_of(1).tobytes())]
 
 
 def test_a_second_save_makes_a_trial_record_due(cache: HostCache, drive: Drive) -> None:

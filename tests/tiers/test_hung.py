@@ -108,7 +108,7 @@ def test_close_writes_what_is_dirty_and_refuses_new_calls() -> None:
         lambda: put(namespace, 1),
         lambda: namespace.drop(keys_of(1), soon()),
         lambda: namespace.clear(soon()),
-        lambda: namespace.mark_written(keys_of(1)),
+        lambda: namespace.write(keys_of(1), soon()),
         lambda: cache.flush(0.0),
         lambda: cache.namespace(ONE, BLOCK),
     ):

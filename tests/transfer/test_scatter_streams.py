@@ -219,8 +219,9 @@ def test_memory_of_work_that_nobody_can_ask_about_is_not_used_again(
 ) -> None:
     memory.put(noise(1))
     pending = kernels.scatter(CASE.at(memory))
-    gpu.cuda_faults("cuEventQuery=cu:700")
-    assert pending.done
+    gpu.cuda_faults("cuEventQuery@1+1=cu:700")
+    assert not pending.done, "a single error says nothing"
+    assert pending.wait(SOON_S)
     gpu.cuda_faults("")
     with pytest.raises(DeviceError):
         _ = pending.sums
