@@ -19,6 +19,7 @@ log = logging.getLogger("gdsstore.sglang")
 
 MAMBA = "mamba"
 IDENTITY_VERSION = "1"
+STORAGE_FLAG = "--hicache-storage-backend-extra-config"
 # Settings of the server that change what a page holds, beside what its pools and its weights tell.
 SERVER_FACTS = (
     "kv_cache_dtype",
@@ -42,8 +43,13 @@ class Model:
     facts: tuple[tuple[str, str], ...]
 
 
-def identify_model(served_name: str | None, weights: str, server_args: Any) -> Model:
-    """`weights`: what the user said, or empty. Raises ConfigError where nothing tells which weights are served."""
+def identify_model(
+    served_name: str | None, weights: str, server_args: Any, *, said_in: str = STORAGE_FLAG
+) -> Model:
+    """`weights`: what the user said, or empty; `said_in`: where to say it, for the error.
+
+    Raises ConfigError where nothing tells which weights are served.
+    """
     path = getattr(server_args, "model_path", None) or ""
     name = served_name or getattr(server_args, "served_model_name", None) or path
     if not name:
@@ -54,7 +60,8 @@ def identify_model(served_name: str | None, weights: str, server_args: Any) -> M
         for fact in SERVER_FACTS
         if getattr(server_args, fact, None) is not None
     ]
-    return Model(name, weights or _weights(path, getattr(server_args, "revision", None)), tuple(facts))
+    weights = weights or _weights(path, getattr(server_args, "revision", None), said_in)
+    return Model(name, weights, tuple(facts))
 
 
 def namespace_of(model: Model, config: Any, pool: HostPool, *, flat: bool = False) -> Namespace:
@@ -94,7 +101,7 @@ def _parallelism(config: Any, replicated: bool) -> Parallelism:
     )
 
 
-def _weights(path: str, revision: str | None) -> str:
+def _weights(path: str, revision: str | None, said_in: str) -> str:
     folder = path if os.path.isdir(path) else _snapshot(path, revision)
     if folder:
         try:
@@ -103,7 +110,7 @@ def _weights(path: str, revision: str | None) -> str:
             log.warning("the weights in %s could not be identified: %s", folder, error)
     raise ConfigError(
         f'cannot tell which weights {path or "the model"!r} stands for: add "weights": "<revision or digest>" to '
-        "--hicache-storage-backend-extra-config, and change it with the weights, or two models will share pages"
+        f"{said_in}, and change it with the weights, or two models will share pages"
     )
 
 

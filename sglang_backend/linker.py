@@ -2,11 +2,11 @@
 
     --enable-unified-cache-external-linker --unified-cache-external-linker-backend dynamic
     --unified-cache-external-linker-config '{"linker": "GdsStoreLinker", "linker_module_path": "sglang_backend.linker",
-        "linker_extra_config": {"path": "/mnt/nvme0/kv", "capacity": "2TiB"}}'
+        "linker_extra_config": {"path": "/mnt/nvme0/kv", "capacity": "2TiB", "host_cache": "64GiB"}}'
 
 SGLang calls everything on its scheduler thread (tests/sglang_cpu/contracts.md). The rules kept here: look-ups come from memory;
-loads and offloads are queued, and two threads see to them; nothing that a rank decides depends on what only this rank knows; a
-page that did not load is a miss from then on; nothing but a wrong configuration, at start, raises.
+loads, offloads and prefetches are queued, and a thread each sees to them; nothing that a rank decides depends on what only this
+rank knows; a page that did not load is a miss from then on; nothing but a wrong configuration, at start, raises.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from sglang_backend.linker_lookup import Lookup
 from sglang_backend.linker_offloads import Offloads
 from sglang_backend.linker_options import parse_linker_options
 from sglang_backend.linker_pools import bind
+from sglang_backend.linker_prefetch import Prefetches
 from sglang_backend.server import server_args as resolved_server_args
 
 log = logging.getLogger("gdsstore.sglang")
@@ -78,12 +79,18 @@ class GdsStoreLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has no
         self.lookups = Lookup(self.stored, options.config.grace_s)
         self.loads = Loads(self.stored, resolved.layers, self.layer_done_counter, options.load_deadline_s)
         self.offloads = Offloads(self.stored, backlog, options.offload_deadline_s)
+        self.prefetches = (
+            Prefetches(self.stored, options.prefetch_deadline_s) if options.config.host_cache else None
+        )
 
     # --- look up ---
 
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
         try:
-            return self.lookups.lengths(rid, transfers)
+            lengths = self.lookups.lengths(rid, transfers)
+            if lengths and self.prefetches is not None:
+                self.prefetches.want(rid, transfers, lengths[-1])
+            return lengths
         except (
             GdsStoreError
         ) as error:  # an answer of nothing: the ranks go on together, and the pages are computed
@@ -94,10 +101,14 @@ class GdsStoreLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has no
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         self.lookups.forget(rid)
-        return self.loads.queue(rid, transfers)
+        prefetched = None if self.prefetches is None else self.prefetches.load_begins(rid)
+        return self.loads.queue(rid, transfers, prefetched)
 
     def cancel_queued_load(self, rid: str) -> bool:
-        return self.loads.cancel(rid)
+        cancelled, prefetched = self.loads.cancel(rid)
+        if prefetched is not None and self.prefetches is not None:
+            self.prefetches.give_up(prefetched)
+        return cancelled
 
     def start_layer_wise_loading(self) -> int:
         return self.loads.start(self._indices_ready)
@@ -129,6 +140,8 @@ class GdsStoreLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has no
         self.loads.reset()
         self.offloads.reset()
         self.lookups.clear()
+        if self.prefetches is not None:
+            self.prefetches.reset()
         self.layer_done_counter.reset()
 
     def close(self) -> None:
@@ -138,6 +151,16 @@ class GdsStoreLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has no
         self._closed = True
         self.loads.close()
         self.offloads.close()
+        if self.prefetches is not None:
+            self.prefetches.close()
+            log.info(
+                "prefetches: of %d requests; %d pages asked for, %d brought, %d failed; %d of the loads' pages came from there",
+                self.prefetches.requests,
+                self.prefetches.pages_asked,
+                self.prefetches.pages_brought,
+                self.prefetches.pages_failed,
+                self.loads.pages_warm,
+            )
         self.layer_done_counter.reset()
         log.info(
             "linker: %d pages loaded, %d not; %d saved, %d not, %d dropped",

@@ -12,7 +12,7 @@ from sglang_backend.device_pools_resolve import DevicePools
 from sglang_backend.identity import Model, identify_model
 
 IDENTITY_VERSION = "1"
-HICACHE_FLAG, LINKER_FLAG = "--hicache-storage-backend-extra-config", "linker_extra_config"
+SAID_IN = "linker_extra_config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,7 @@ def this_rank(params: Any, server_args: Any) -> Rank:
 
 def model_of(weights: str, server_args: Any) -> Model:
     """Raises ConfigError where nothing tells which weights are served."""
-    try:
-        return identify_model(None, weights, server_args)
-    except ConfigError as error:  # it names the flag of the storage backend
-        raise ConfigError(str(error).replace(HICACHE_FLAG, LINKER_FLAG)) from error
+    return identify_model(None, weights, server_args, said_in=SAID_IN)
 
 
 def namespace_of_pool(model: Model, rank: Rank, pools: DevicePools, pool: DevicePool) -> Namespace:

@@ -33,10 +33,17 @@ def load_layers(
     return bound.load_layers(keys, pages, on_layers, deadline_s=deadline_s)
 
 
-class Progress:
-    """Completes the layers of the forward, in order, as the pools' layers come. Thread-safe.
+def load_warm(
+    bound: BoundNamespace, keys: npt.NDArray[np.uint8], pages: Any, deadline_s: float
+) -> Future[LoadResult]:
+    """Start a load of pages that the host cache has, most of them at least. They come as a whole, and verified."""
+    return bound.load(keys, pages, deadline_s=deadline_s)
 
-    `needed_at`: for each pool the forward's layer before which each of its own must have come, rising. `complete`: called once
+
+class Progress:
+    """Completes the layers of the forward, in order, as those of the loads come. Thread-safe.
+
+    `needed_at`: for each load the forward's layer before which each of its own must have come, rising. `complete`: called once
     for each layer. A layer with a page that failed is not completed, nor are those after it, until nothing writes to the rows any
     more: SGLang gives them away as soon as it knows of a failure.
     """
@@ -50,8 +57,8 @@ class Progress:
         self._bad = False
         self._told = 0
 
-    def pool(self, number: int) -> OnLayers:
-        """What to call with the layers of one pool."""
+    def of(self, number: int) -> OnLayers:
+        """What to call with the layers of one load."""
 
         def on_layers(first: int, last: int, ok: Mask) -> None:
             with self._lock:
@@ -63,7 +70,7 @@ class Progress:
         return on_layers
 
     def finish(self) -> None:
-        """Every pool's layers have come, or there were none to load."""
+        """All layers have come, or there were none to load."""
         with self._lock:
             self._come = [len(layers) for layers in self._needed_at]
             self._tell()

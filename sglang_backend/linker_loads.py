@@ -8,13 +8,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from gdsstore import GdsStoreError
+from gdsstore import GdsStoreError, LoadResult
 from gdsstore.transfer.results import CallResult
 from sglang_backend.device_pools import host_indices
-from sglang_backend.linker_layers import Progress, ended, let_go, load_layers
-from sglang_backend.linker_pools import U8, StoredPool, Wanted, raw_keys
+from sglang_backend.linker_layers import OnLayers, Progress, ended, let_go, load_layers, load_warm
+from sglang_backend.linker_pools import U8, StoredPool, Wanted, among, raw_keys
+from sglang_backend.linker_prefetch import Prefetched
 from sglang_backend.linker_worker import Worker
 
 log = logging.getLogger("gdsstore.sglang")
@@ -27,11 +26,32 @@ class LoadFailedError(GdsStoreError):
 
 
 @dataclass(frozen=True, slots=True)
+class _Request:
+    wanted: tuple[Wanted, ...]
+    prefetched: Prefetched | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Batch:
     index: int  # of SGLang's counter
-    requests: dict[str, tuple[Wanted, ...]]
+    requests: tuple[_Request, ...]
     ready: Sequence[Any]  # events after which the indices can be read and the rows be written
     verdict: Future[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Pages of one pool for one load. `warm`: from the host cache, as a whole; else from the drive, by layers."""
+
+    stored: StoredPool
+    keys: U8
+    pages: Any
+    warm: bool
+
+    def start(self, on_layers: OnLayers, deadline_s: float) -> Future[LoadResult]:
+        if self.warm:
+            return load_warm(self.stored.bound, self.keys, self.pages, deadline_s)
+        return load_layers(self.stored.bound, self.keys, self.pages, on_layers, deadline_s)
 
 
 class Loads:
@@ -40,28 +60,31 @@ class Loads:
     def __init__(self, pools: Sequence[StoredPool], layers: int, counter: Any, deadline_s: float) -> None:
         self._pools, self._layers, self._counter = tuple(pools), layers, counter
         self._deadline_s = deadline_s
-        self._queued: dict[str, tuple[Wanted, ...]] = {}
+        self._queued: dict[str, _Request] = {}
         self._verdicts: dict[int, Future[bool]] = {}
         self.pages_loaded = self.pages_failed = 0
+        self.pages_warm = 0  # of those that were to be loaded, how many a prefetch had brought
         device = self._pools[0].pool.buffers.device
         self._worker: Worker[_Batch] = Worker("gdsstore-load", self._run, lambda _waiting: 1, device)
 
-    def queue(self, rid: str, transfers: Sequence[Any]) -> bool:
+    def queue(self, rid: str, transfers: Sequence[Any], prefetched: Prefetched | None = None) -> bool:
         """False where there is nothing to load, or the request has a load already; the same on every rank."""
         wanted = Wanted.of(transfers, copy=False)
         if not wanted or rid in self._queued:
             return False
-        self._queued[rid] = wanted
+        self._queued[rid] = _Request(wanted, prefetched)
         return True
 
-    def cancel(self, rid: str) -> bool:
-        return self._queued.pop(rid, None) is not None
+    def cancel(self, rid: str) -> tuple[bool, Prefetched | None]:
+        """Whether it was queued, and what had been brought for it."""
+        request = self._queued.pop(rid, None)
+        return request is not None, None if request is None else request.prefetched
 
     def start(self, record_ready: Callable[[], Sequence[Any]]) -> int:
         """Start all that is queued. Returns the counter's index for the batch, or NOTHING."""
         if not self._queued:
             return NOTHING
-        requests, self._queued = self._queued, {}
+        requests, self._queued = tuple(self._queued.values()), {}
         index = int(self._counter.update_producer())
         verdict: Future[bool] = Future()
         self._verdicts[index] = verdict
@@ -98,39 +121,54 @@ class Loads:
     def _load(self, batch: _Batch) -> None:
         for event in batch.ready:
             event.synchronize()
+        calls = self._calls(batch)
         progress = Progress(
-            [stored.pool.needed_at for stored in self._pools],
+            [call.stored.pool.needed_at for call in calls],
             self._layers,
             lambda layer: self._counter.complete(batch.index, layer),
         )
-        wanted = [each for request in batch.requests.values() for each in request]
-        calls: list[tuple[StoredPool, U8, Any, Future[Any]]] = []
+        started: list[tuple[int, _Call, Future[LoadResult]]] = []
         failed: list[str] = []
-        for number, stored in enumerate(self._pools):
-            mine = [each for each in wanted if each.source == stored.pool.source]
-            on_layers = progress.pool(number)
+        for number, call in enumerate(calls):
             try:
-                keys = raw_keys([key for each in mine for key in each.keys])
-                if len(keys) == 0:
-                    on_layers(0, len(stored.pool.needed_at), np.ones(0, np.bool_))
-                    continue
-                pages = stored.pool.pages(host_indices([each.indices for each in mine]))
-                future = load_layers(stored.bound, keys, pages, on_layers, self._deadline_s)
-                calls.append((stored, keys, pages, future))
+                started.append((number, call, call.start(progress.of(number), self._deadline_s)))
             except GdsStoreError as error:
-                log.error("the pages of pool %s cannot be loaded: %s", stored.pool.name, error)
-                failed.append(f"{stored.pool.name}: {error}")
-        for stored, keys, pages, future in calls:
-            what = f"a load of pool {stored.pool.name}"
+                log.error("the pages of pool %s cannot be loaded: %s", call.stored.pool.name, error)
+                failed.append(f"{call.stored.pool.name}: {error}")
+        for number, call, future in started:
+            what = f"a load of pool {call.stored.pool.name}"
             result = ended(future, what, 2 * self._deadline_s)
             if not isinstance(result, Exception):
-                let_go(stored.bound, pages, result, what)
-            failed += self._judge(stored, keys, result)
+                let_go(call.stored.bound, call.pages, result, what)
+                if call.warm:
+                    progress.of(number)(0, len(call.stored.pool.needed_at), result.ok)
+            failed += self._judge(call.stored, call.keys, result)
         if failed:
             self._fail(batch, LoadFailedError("; ".join(failed)))
         else:
             progress.finish()
             batch.verdict.set_result(True)
+
+    def _calls(self, batch: _Batch) -> list[_Call]:
+        """What to load: of each pool what is warm, first, and the rest. Raises GdsStoreError, and then nothing is begun."""
+        warm: dict[str, list[U8]] = {}
+        for request in batch.requests:
+            for name, keys in (request.prefetched.settle() if request.prefetched else {}).items():
+                warm.setdefault(name, []).append(keys)
+        calls: list[_Call] = []
+        for stored in self._pools:
+            pool = stored.pool
+            mine = [
+                each for request in batch.requests for each in request.wanted if each.source == pool.source
+            ]
+            keys = raw_keys([key for each in mine for key in each.keys])
+            slots = host_indices([each.indices for each in mine]).reshape(len(keys), -1)
+            here = among(keys, warm.get(pool.name, ()))
+            self.pages_warm += int(here.sum())
+            for some, is_warm in ((here, True), (~here, False)):
+                if some.any():
+                    calls.append(_Call(stored, keys[some], pool.pages(slots[some].reshape(-1)), is_warm))
+        return sorted(calls, key=lambda call: not call.warm)
 
     def _judge(self, stored: StoredPool, keys: U8, result: CallResult | Exception) -> list[str]:
         """Why the load failed, if it did. Its pages are a miss from now on."""

@@ -6,22 +6,19 @@
     load_deadline_s    a load that has not ended after this time fails, and its requests are aborted (default 10)
     offload_deadline_s a save that has not ended after this time fails (default 30)
     backlog_pages      offloads that wait may hold this many pages of the device pool; further ones are dropped (default: a quarter)
-    host_cache         accepted, and not used yet
+    prefetch_deadline_s with a host cache: for how long a request waits, at the most, before its pages are needed (default 30)
 
-and every other setting of gdsstore by its name (docs/settings.md): capacity, durability, strict, ...
+and every other setting of gdsstore by its name (docs/settings.md): capacity, host_cache, durability, strict, ...
 """
 
 from __future__ import annotations
 
 import difflib
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from gdsstore import Config, ConfigError
-
-log = logging.getLogger("gdsstore.sglang")
 
 OURS = (
     "path",
@@ -30,11 +27,12 @@ OURS = (
     "load_deadline_s",
     "offload_deadline_s",
     "backlog_pages",
-    "host_cache",
+    "prefetch_deadline_s",
 )
 SETTINGS = tuple(field.name for field in fields(Config) if field.init and field.name != "path")
 LOAD_DEADLINE_S = 10.0
 OFFLOAD_DEADLINE_S = 30.0
+PREFETCH_DEADLINE_S = 30.0
 SHORTEST_S, LONGEST_S = 0.1, 240.0  # SGLang's watchdog ends a scheduler that stands still for 300 s
 
 
@@ -44,6 +42,7 @@ class LinkerOptions:
     weights: str
     load_deadline_s: float
     offload_deadline_s: float
+    prefetch_deadline_s: float
     backlog_pages: int | None
     config: Config
 
@@ -56,21 +55,20 @@ def parse_linker_options(extra_config: Mapping[str, Any] | None, *, on_device: b
         near = difflib.get_close_matches(unknown[0], (*OURS, *SETTINGS), 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join((*OURS, *SETTINGS))}"
         raise ConfigError(f"unknown key {unknown[0]!r} in linker_extra_config; {hint}")
-    if given.pop("host_cache", None) is not None:
-        log.warning("host_cache is not used yet: the linker loads from the drive")
     weights = given.pop("weights", "")
     if not isinstance(weights, str):
         raise ConfigError(f"weights must be a string, not {weights!r}")
     paths = _paths(given.pop("path", None))
     load_s = _seconds("load_deadline_s", given.pop("load_deadline_s", LOAD_DEADLINE_S))
     offload_s = _seconds("offload_deadline_s", given.pop("offload_deadline_s", OFFLOAD_DEADLINE_S))
+    prefetch_s = _seconds("prefetch_deadline_s", given.pop("prefetch_deadline_s", PREFETCH_DEADLINE_S))
     backlog = _pages(given.pop("backlog_pages", None))
     if "path_policy" in given:
         given["path"] = given.pop("path_policy")
     if not on_device:
         # A drive that hangs would hold on to rows that SGLang gives to others; through the arena it holds nothing of SGLang's.
         given.setdefault("zero_copy", False)
-    return LinkerOptions(paths, weights, load_s, offload_s, backlog, Config.load(**given))
+    return LinkerOptions(paths, weights, load_s, offload_s, prefetch_s, backlog, Config.load(**given))
 
 
 def _paths(value: Any) -> tuple[str, ...]:

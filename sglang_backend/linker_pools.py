@@ -15,7 +15,7 @@ from sglang_backend.device_pools import DevicePool
 from sglang_backend.device_pools_resolve import DevicePools
 from sglang_backend.identity import Model
 from sglang_backend.linker_identity import Rank, namespace_of_pool
-from sglang_backend.linker_quarantine import Quarantine
+from sglang_backend.linker_quarantine import Quarantine, short
 
 log = logging.getLogger("gdsstore.sglang")
 
@@ -56,6 +56,13 @@ def raw_keys(keys: Sequence[str]) -> U8:
         return np.frombuffer(bytes.fromhex("".join(keys)), np.uint8).reshape(len(keys), 32)
     except ValueError as error:
         raise ArgumentError("a page key must be 64 hex digits, as SGLang makes them") from error
+
+
+def among(keys: U8, others: Sequence[U8]) -> npt.NDArray[np.bool_]:
+    """Which of the keys are among others, as `short` tells. Shape (n,)."""
+    if len(others) == 0:
+        return np.zeros(len(keys), np.bool_)
+    return np.asarray(np.isin(short(keys), short(np.concatenate(others))), np.bool_)
 
 
 @dataclass(frozen=True, slots=True)

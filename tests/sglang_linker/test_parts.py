@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdsstore import ConfigError
-from sglang_backend.linker_identity import this_rank
+from sglang_backend.identity import identify_model
+from sglang_backend.linker_identity import model_of, this_rank
 from sglang_backend.linker_layers import Progress
 from sglang_backend.linker_options import parse_linker_options
 from sglang_backend.linker_quarantine import Quarantine
@@ -35,7 +36,7 @@ def test_a_layer_is_complete_when_every_pool_has_come_that_far(random: Any) -> N
     while any(come[pool] < len(needed_at[pool]) for pool in range(3)):
         pool = random.choice([pool for pool in range(3) if come[pool] < len(needed_at[pool])])
         last = random.randint(come[pool] + 1, len(needed_at[pool]))
-        progress.pool(pool)(come[pool], last, GOOD)
+        progress.of(pool)(come[pool], last, GOOD)
         come[pool] = last
         missing = [layer for p in range(3) for layer in needed_at[p][come[p] :]]
         assert told == list(range(min(missing, default=layers)))
@@ -45,7 +46,7 @@ def test_a_layer_is_complete_when_every_pool_has_come_that_far(random: Any) -> N
 
 def test_layers_behind_a_failed_page_are_not_handed_out() -> None:
     told: list[int] = []
-    on_layers = Progress([[0, 1, 2, 3]], 4, told.append).pool(0)
+    on_layers = Progress([[0, 1, 2, 3]], 4, told.append).of(0)
     on_layers(0, 2, GOOD)
     on_layers(2, 3, BAD)
     on_layers(3, 4, GOOD)
@@ -72,6 +73,7 @@ def test_a_quarantined_page_is_free_again_when_saved_anew_or_after_its_time() ->
         ({"path": "x", "path_policy": "fastest"}, "path"),
         ({"path": "x", "load_deadline_s": 1000}, "load_deadline_s"),
         ({"path": "x", "offload_deadline_s": True}, "offload_deadline_s"),
+        ({"path": "x", "prefetch_deadline_s": 0}, "prefetch_deadline_s"),
         ({"path": "x", "backlog_pages": 0}, "backlog_pages"),
         ({"path": "x", "weights": 5}, "weights"),
     ],
@@ -81,7 +83,21 @@ def test_a_wrong_option_is_named(given: dict[str, Any], message: str) -> None:
         parse_linker_options(given, on_device=True)
 
 
-def test_the_path_policy_is_the_stores_path(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("identify", "where"),
+    [
+        (lambda args: model_of("", args), "linker_extra_config"),
+        (lambda args: identify_model(None, "", args), "--hicache-storage-backend-extra-config"),
+    ],
+)
+def test_weights_that_nothing_identifies_are_asked_for_where_they_can_be_given(
+    identify: Any, where: str
+) -> None:
+    with pytest.raises(ConfigError, match=f'"weights": .* to {where}'):
+        identify(SimpleNamespace(model_path="/nowhere/model", served_model_name="m"))
+
+
+def test_the_path_policy_is_the_stores_path() -> None:
     options = parse_linker_options(
         {"path": ["a", "b"], "path_policy": "bounce", "host_cache": "64GiB", "capacity": "2TiB"},
         on_device=True,
@@ -91,7 +107,7 @@ def test_the_path_policy_is_the_stores_path(caplog: pytest.LogCaptureFixture) ->
         "bounce",
         2 << 40,
     )
-    assert "host_cache is not used yet" in caplog.text
+    assert options.config.host_cache == 64 << 30
 
 
 @pytest.mark.parametrize(

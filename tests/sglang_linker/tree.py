@@ -80,9 +80,11 @@ class Tree:
         for buffer in device_buffers(self.device):
             buffer.zero_()
 
-    def queue(self, first: int, tokens: int = TOKENS) -> tuple[SimpleNamespace, torch.Tensor]:
+    def queue(
+        self, first: int, tokens: int = TOKENS, request: Any = None
+    ) -> tuple[SimpleNamespace, torch.Tensor]:
         """Match and admit a request. Returns it, and the rows its pages will go to."""
-        request = linker_request()
+        request = request or linker_request()
         match = self.cache.match_prefix(MatchPrefixParams(key=key_of(first, tokens), req=request))
         request.last_node = match.last_device_node
         self.cache.init_load_back(
@@ -102,9 +104,9 @@ class Tree:
         failed: list[Any] = self.cache.finish_external_linker_loads(list(requests))
         return failed
 
-    def load(self, first: int, tokens: int = TOKENS) -> list[torch.Tensor]:
+    def load(self, first: int, tokens: int = TOKENS, request: Any = None) -> list[torch.Tensor]:
         """Load a sequence, which must succeed. Returns what came."""
-        request, rows = self.queue(first, tokens)
+        request, rows = self.queue(first, tokens, request)
         assert self.run_batch(request) == []
         return self.kv(rows)
 
