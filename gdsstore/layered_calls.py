@@ -34,6 +34,11 @@ UNCUT = (ByteOrder.OPAQUE, ByteOrder.TOKEN_LAYER)  # their layers are no byte ra
 REQUEST_S = 0.0005  # what a group takes besides its bytes: checksums and copies of its last chunk
 # And each of its requests, as bytes: 1,024 pages in pieces of 128 KiB took 7 % longer than in whole records of 1 MiB.
 PIECE_COST_BYTES = 8 << 10
+# Of a page, in one request into device memory: each is a call of Python's there, and they share one lock.
+LEAST_DEVICE_PIECE_BYTES = 256 << 10
+# Compute that takes about as long as the I/O is planned for as if exactly so: drives drift more than that within a load, and groups
+# that are right for a bit more or less let the forward wait an eighth longer (measured) when it is the other way round.
+ALIKE = 2.0
 
 
 class LayeredLoad:
@@ -47,10 +52,13 @@ class LayeredLoad:
         on_layers: OnLayers,
         compute_s_per_layer: float | None,
         groups: Sequence[LayerGroup] | None,
+        *,
+        on_device: bool,
     ) -> None:
         """Raises ArgumentError where groups do not fit the layout, or times are no times."""
         self._layout, self._rate, self._pages = layout, rate, pages
         self._on_layers = on_layers
+        self._least_piece_bytes = LEAST_DEVICE_PIECE_BYTES if on_device else LEAST_PIECE_BYTES
         self._told = 0  # layers
         self._groups = None if groups is None else checked_groups(groups, layout.layers)
         if self._groups is not None:
@@ -88,12 +96,13 @@ class LayeredLoad:
     ) -> LoadResult:
         """As `transfer.load.load`, layer by layer."""
         groups = self._groups or self._plan(len(job.at))
+        ranges = block_ranges(self._layout, groups)
         start = time.monotonic()
         result = load_layers(
             mover,
             job,
             groups,
-            block_ranges(self._layout, groups),
+            ranges,
             lambda first, last, ok: self._tell(first, last, job.at[ok]),
             status,
             chunk_bytes,
@@ -103,7 +112,8 @@ class LayeredLoad:
             admission,
         )
         loaded = int(np.count_nonzero(status[job.at] == PageStatus.LOADED))
-        self._rate.add(loaded * job.record_bytes, time.monotonic() - start)
+        page_bytes = job.record_bytes + sum(map(len, ranges)) * PIECE_COST_BYTES
+        self._rate.add(loaded * page_bytes, time.monotonic() - start - len(groups) * REQUEST_S)
         return result
 
     def _plan(self, pages: int) -> tuple[LayerGroup, ...]:
@@ -114,7 +124,9 @@ class LayeredLoad:
         bandwidth = self._rate.bandwidth
         request_s = REQUEST_S + pieces * pages * PIECE_COST_BYTES / bandwidth
         load = replace(self._load, pages=pages, bandwidth=bandwidth, request_s=request_s)
-        return plan_groups(load, least_piece_bytes=pieces * LEAST_PIECE_BYTES)
+        if load.io_s / ALIKE <= load.forward_s <= load.io_s * ALIKE:
+            load = replace(load, compute_s=load.io_s)
+        return plan_groups(load, least_piece_bytes=pieces * self._least_piece_bytes)
 
     def _tell(self, first: int, last: int, good: npt.NDArray[np.intp]) -> None:
         ok: Mask = np.zeros(self._pages, np.bool_)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gdsstore.engines.routes import PathSetting
 from gdsstore.errors import GdsStoreError
 from gdsstore.memory.cuda import CudaDevice
 from gdsstore.memory.device_memory import DeviceMemory
@@ -58,11 +59,10 @@ class HostDestination:
 
 
 class DeviceDestination:
-    """On GPU 0, real or simulated. Pages lie at random slots."""
+    """On GPU 0, real or simulated. Pages lie at random slots. `path`: how the drive reaches it."""
 
-    name = "device"
-
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, path: PathSetting) -> None:
+        self.name = f"device {path}"
         self._device = CudaDevice(0)
         self._memory = DeviceMemory(self._device, count * LAYOUT.page_bytes)
         slots = np.random.default_rng(1).permutation(count).astype(np.uint64)

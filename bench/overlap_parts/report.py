@@ -9,15 +9,14 @@ from rich.table import Table
 
 
 def tables(result: dict[str, Any]) -> list[RenderableType]:
-    where = {"device": f"device ({result['gpu']['kind']})"}
     table = Table(
         *("destination", "pages", "forward / I/O", "I/O GB/s", "I/O ms", "forward ms", "first group ms"),
         *("total ms", "ratio", "groups", "meets"),
-        title="Layer-wise loads beside a forward",
+        title=f"Layer-wise loads beside a forward (GPU: {result['gpu']['kind']})",
     )
     for row in result["rows"]:
         table.add_row(
-            where.get(row["destination"], row["destination"]),
+            row["destination"],
             str(row["pages"]),
             f"{row['factor']:g}",
             f"{row['io_gbps']:.2f}",
@@ -26,5 +25,4 @@ def tables(result: dict[str, Any]) -> list[RenderableType]:
             str(row["groups"]),
             "yes" if row["meets"] else "NO",
         )
-    missing = [f"not measured: device: {result['device_missing']}"] if result["device_missing"] else []
-    return [table, *missing]
+    return [table, *(f"not measured: device: {why}" for why in result["device_missing"])]

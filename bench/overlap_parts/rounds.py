@@ -52,16 +52,14 @@ class _Sample(NamedTuple):
 def measure(
     namespace: BoundNamespace, destination: Destination, keys: U8, factors: Sequence[float], rounds: int
 ) -> list[Row]:
-    """`rounds`, after one that does not count and in which every byte is compared. Raises GdsStoreError for a page that is
-    missing or wrong."""
+    """`rounds`, after a load of each kind that does not count, of which every byte is compared. Raises GdsStoreError for a page
+    that is missing or wrong."""
     _compare(namespace, destination, keys)
     taken: list[list[_Sample]] = [[] for _ in factors]
-    for number in range(rounds + 1):
+    for number in range(rounds):
         for at in range(len(factors)):
             which = (number + at) % len(factors)
-            sample = _sample(namespace, destination, keys, factors[which])
-            if number:
-                taken[which].append(sample)
+            taken[which].append(_sample(namespace, destination, keys, factors[which]))
     return [_row(destination.name, len(keys), *each) for each in zip(factors, taken, strict=True)]
 
 
@@ -81,6 +79,7 @@ def _sample(namespace: BoundNamespace, destination: Destination, keys: U8, facto
 
 
 def _compare(namespace: BoundNamespace, destination: Destination, keys: U8) -> None:
+    _check(namespace.load(keys, destination.pages(len(keys))).result())
     destination.blank(len(keys))
     forward = Forward(len(keys), 0.0)
     _check(namespace.load_layers(keys, destination.pages(len(keys)), forward.on_layers).result())

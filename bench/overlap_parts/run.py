@@ -18,7 +18,8 @@ from gds_parts.machine import this_machine
 
 from gdsstore.bound import BoundNamespace
 from gdsstore.config import Config
-from gdsstore.errors import DeviceError, GdsStoreError
+from gdsstore.engines.routes import PathSetting
+from gdsstore.errors import DeviceError, EngineError, GdsStoreError
 from gdsstore.replay.truth import fill_pages
 from gdsstore.sizes import GiB
 from gdsstore.store import Store
@@ -28,7 +29,8 @@ from overlap_parts.sizes import LAYOUT, SEGMENT_BYTES, Sizes
 
 SCHEMA, SCHEMA_VERSION = "gdsstore.bench.overlap", 1
 FILL_PAGES = 64  # at a time: truth is made in memory of its own
-CHILD_S = 1800.0
+CHILD_S = 3600.0
+PATHS = (PathSetting.DIRECT, PathSetting.BOUNCE)  # to the GPU
 
 NOTES = (
     "the forward is a thread that waits for each layer and then sleeps for as long as it takes; factor: its time by the I/O's",
@@ -55,15 +57,15 @@ def run(directory: Path, sizes: Sizes, arguments: Sequence[str], say: Say, root:
         destination = HostDestination(store, count)
         try:
             _save(_namespace(store), destination.memory)
-            rows = _rows(_namespace(store), destination, sizes, say)
+            rows = _rows(_namespace(store), destination, sizes.pages, sizes, say)
         finally:
             destination.close()
     say("device")
     gpu = real_gpu()
     if gpu.kind == "none" and has_simulator(root):
         gpu = Gpu("simulated", gpu.why)
-    missing = gpu.why if gpu.kind == "none" else None
-    if missing is None:
+    missing = [gpu.why] if gpu.kind == "none" else []
+    if not missing:
         simulated = gpu.kind == "simulated"
         found = _in_child([*arguments, "--device", str(directory), *(["--simulated"] if simulated else [])])
         rows, missing = rows + found["rows"], found["missing"]
@@ -87,23 +89,32 @@ def run_device(directory: Path, sizes: Sizes, simulated: bool, say: Say) -> dict
     """The rows of the device, with the pages that are in the store already. Made for a process in which nothing else was loaded."""
     gpu = simulated_gpu() if simulated else real_gpu()
     if gpu.kind == "none":
-        return {"rows": [], "missing": gpu.why}
-    count = max(sizes.pages)
+        return {"rows": [], "missing": [gpu.why]}
+    rows: list[dict[str, Any]] = []
+    missing: list[str] = []
+    for path in PATHS:
+        try:
+            rows += _device_rows(directory, sizes, path, say)
+        except (DeviceError, EngineError) as error:
+            missing.append(f"{path}: {error}")
+    return {"rows": rows, "missing": missing}
+
+
+def _device_rows(directory: Path, sizes: Sizes, path: PathSetting, say: Say) -> list[dict[str, Any]]:
+    pages = sizes.bounce_pages if path is PathSetting.BOUNCE else sizes.pages
+    destination = DeviceDestination(max(pages), path)
     try:
-        destination = DeviceDestination(count)
-    except DeviceError as error:
-        return {"rows": [], "missing": str(error)}
-    try:
-        with _store(directory, count) as store:
-            return {"rows": _rows(_namespace(store), destination, sizes, say), "missing": None}
+        with _store(directory, max(sizes.pages), path) as store:
+            return _rows(_namespace(store), destination, pages, sizes, say)
     finally:
         destination.close()
 
 
-def _store(directory: Path, count: int) -> Store:
+def _store(directory: Path, count: int, path: PathSetting = PathSetting.AUTO) -> Store:
     capacity = count * LAYOUT.page_bytes * 5 // 4 + GiB
     return Store(
-        directory / "store", Config.load(capacity=capacity, segment_bytes=SEGMENT_BYTES, measure_s=0.0)
+        directory / "store",
+        Config.load(capacity=capacity, segment_bytes=SEGMENT_BYTES, measure_s=0.0, path=path),
     )
 
 
@@ -126,13 +137,13 @@ def _save(namespace: BoundNamespace, memory: U8) -> None:
 
 
 def _rows(
-    namespace: BoundNamespace, destination: Destination, sizes: Sizes, say: Say
+    namespace: BoundNamespace, destination: Destination, pages: Sequence[int], sizes: Sizes, say: Say
 ) -> list[dict[str, Any]]:
     keys = _keys(max(sizes.pages))
     rows = []
-    for pages in sizes.pages:
-        say(f"{destination.name}, {pages} pages")
-        rows += measure(namespace, destination, keys[:pages], sizes.factors, sizes.rounds)
+    for count in pages:
+        say(f"{destination.name}, {count} pages")
+        rows += measure(namespace, destination, keys[:count], sizes.factors, sizes.rounds)
     return [asdict(row) for row in rows]
 
 

@@ -17,8 +17,9 @@ class Sizes:
     pages: tuple[int, ...]
     factors: tuple[float, ...]  # the forward's time by the I/O's
     rounds: int
+    bounce_pages: tuple[int, ...]  # by the bounce to the GPU, which takes as long again
 
 
-FULL = Sizes((64, 256, 1024, 2048), (0.25, 1.0, 4.0), rounds=5)
-QUICK = Sizes((64, 256), (0.25, 1.0, 4.0), rounds=5)
-TINY = Sizes((4,), (1.0,), rounds=1)
+FULL = Sizes((64, 256, 1024, 2048), (0.25, 1.0, 4.0), rounds=5, bounce_pages=(64, 256))
+QUICK = Sizes((64, 256), (0.25, 1.0, 4.0), rounds=5, bounce_pages=(64, 256))
+TINY = Sizes((4,), (1.0,), rounds=1, bounce_pages=(4,))

@@ -71,8 +71,6 @@ class DeviceSide(Side):
             sums[staged] = flight.sums[staged]
         elif len(staged):
             sums[staged] = self._scatter(flight, staged, deadline)
-            if flight.first_block:  # those sums are of records that begin with block 0
-                sums[staged] = self._sum_part(flight, staged, deadline)
         in_place = pages[~np.isin(pages, flight.staged)]
         if len(in_place):
             address, length = flight.address[in_place], flight.length[in_place]
@@ -129,11 +127,6 @@ class DeviceSide(Side):
         flight.scattered = True
         return sums
 
-    def _sum_part(self, flight: Flight, staged: Ints, deadline: Deadline) -> U64:
-        address, length = flight.address[staged, :1], flight.length[staged, :1]
-        first = np.full_like(length, flight.first_block)
-        return self._run(flight, lambda kernels: kernels.sums(address, length, first), deadline)
-
     @contextlib.contextmanager
     def _turn(self, deadline: Deadline) -> Iterator[None]:
         if not self._queueing.acquire(timeout=deadline.left_s):
@@ -177,4 +170,5 @@ def _records(flight: Flight, staged: Ints) -> Records:
         flight.record_bytes,
         flight.memory.address[staged],
         flight.memory.length[staged],
+        flight.first_block,
     )

@@ -65,7 +65,7 @@ class Flight:
     device_work: list[Unfinished] = field(default_factory=list)  # kernels on the pages' device
     grant: ChunkGrant | None = None  # of the scheduler's
     started: float = field(default_factory=time.monotonic)
-    undecided: tuple[int, ...] = ()  # volumes that did not answer in time, where that was too short to say they hang
+    undecided: tuple[int, ...] = ()  # volumes that were late, by less than what says that they hang
     first_block: int = 0  # of the part of its record that is moved, where it is not the whole
     scattered: bool = False  # the staged pages of a READ are where they belong
     sums: U64 | None = None  # raw checksums of the records, where they are known; shape (n,)

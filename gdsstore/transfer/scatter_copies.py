@@ -45,7 +45,7 @@ class CopyKernels(PageKernels):
 
     def _sum_records(self, pending: Pending, records: Records) -> None:
         whole = np.full((len(records), 1), records.record_bytes, np.int64)
-        self._sum(pending, records.record[:, None], whole, np.zeros_like(whole))
+        self._sum(pending, records.record[:, None], whole, np.full_like(whole, records.first_block))
 
     def _sum(self, pending: Pending, address: U64, length: I64, first_block: I64) -> None:
         total = int(length.sum())

@@ -59,7 +59,7 @@ def _add_digests(words, block, there, keys, sums, i):  # type: ignore[no-untyped
 _SIZES = ["ends_step", "k", "top", "piece_bytes", "record_bytes", "groups"]
 
 
-@triton.jit(do_not_specialize=["records", "ends", "pieces", "sums", "keys", *_SIZES])
+@triton.jit(do_not_specialize=["records", "ends", "pieces", "sums", "keys", *_SIZES, "first_block"])
 def move_units(
     records: tl.int64,
     ends: tl.int64,
@@ -72,11 +72,13 @@ def move_units(
     piece_bytes: tl.int32,
     record_bytes: tl.int32,
     groups: tl.int32,
+    first_block: tl.int32,
     UNIT: tl.constexpr,  # noqa: N803
     BLOCKS: tl.constexpr,  # noqa: N803
     GATHER: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Program i * groups + g moves blocks [g * BLOCKS, (g + 1) * BLOCKS) of record i, and adds their digests to sums[i].
+    """Program i * groups + g moves blocks [g * BLOCKS, (g + 1) * BLOCKS) of record i, and adds their digests to sums[i], as
+    those of blocks from `first_block` on.
 
     All pieces begin and end in the record at multiples of UNIT bytes, and outside at multiples of 16. What is moved is what
     is summed: the words stay in registers. A gather zeroes what is no piece's.
@@ -100,7 +102,7 @@ def move_units(
     else:
         words = tl.load(inside, mask=there[:, None, None], other=0)
         tl.store(outside, words, mask=filled[:, :, None])
-    _add_digests(tl.reshape(words, [BLOCKS, BLOCK_WORDS]), block, there, keys, sums, i)
+    _add_digests(tl.reshape(words, [BLOCKS, BLOCK_WORDS]), block + first_block, there, keys, sums, i)
 
 
 @triton.jit(do_not_specialize=["records", "ends", "pieces", *_SIZES])

@@ -90,6 +90,7 @@ class TritonKernels(PageKernels):
         if unit is None:
             whole = np.zeros((n, 3), np.int64)
             whole[:, 0], whole[:, 1] = records.record.view(np.int64), records.record_bytes
+            whole[:, 2] = records.first_block
             scratch, (record, end, piece, ranges) = self._upload(pending, n, *tables, whole)
             self._launch(
                 self._kernels.move_bytes, n * blocks, record, end, piece, *sizes, blocks, GATHER=gather
@@ -98,7 +99,16 @@ class TritonKernels(PageKernels):
         else:
             scratch, (record, end, piece) = self._upload(pending, n, *tables)
             groups = _groups(blocks)
-            arguments = (record, end, piece, scratch.device, self._key_table, *sizes, groups)
+            arguments = (
+                record,
+                end,
+                piece,
+                scratch.device,
+                self._key_table,
+                *sizes,
+                groups,
+                records.first_block,
+            )
             constants = {"UNIT": unit, "BLOCKS": BLOCKS_PER_PROGRAM, "GATHER": gather}
             self._launch(self._kernels.move_units, n * groups, *arguments, **constants)
         self._download(pending, n, scratch)

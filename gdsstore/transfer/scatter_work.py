@@ -6,7 +6,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,8 @@ class Records:
 
     `record`: uint64 (n,), addresses, multiples of 4096. `record_bytes`: of each, a multiple of 4096 up to 1 GiB. `piece`:
     uint64 (n, k), addresses of the page's pieces in record order. `length`: int64 (n, k), bytes of the pieces; in the record
-    they follow each other from its start, and what is left of it is padding. Addresses are trusted.
+    they follow each other from its start, and what is left of it is padding. Addresses are trusted. `first_block`: of parts of
+    records, the index in its record of the block with which each begins.
 
     Raises ArgumentError where this does not fit together.
     """
@@ -41,6 +42,7 @@ class Records:
     record_bytes: int
     piece: U64
     length: I64
+    first_block: int = 0
 
     def __post_init__(self) -> None:
         _check_pieces(self.piece, self.length)
@@ -53,6 +55,8 @@ class Records:
             )
         if (self.record % np.uint64(ALIGNMENT)).any() or not self.record.all():
             raise ArgumentError(f"a record's address must be a multiple of {ALIGNMENT}, and not 0")
+        if self.first_block < 0:
+            raise ArgumentError("a part of a record begins at a block >= 0", given=self.first_block)
         if self.length.min(initial=0) < 0 or self.length.max(initial=0) > self.record_bytes:
             raise ArgumentError("a piece is longer than its record, or shorter than 0 bytes")
         if self.length.sum(axis=1).max(initial=0) > self.record_bytes:
@@ -67,7 +71,7 @@ class Records:
 
     def take(self, index: npt.NDArray[np.intp]) -> Records:
         """Some of the records."""
-        return Records(self.record[index], self.record_bytes, self.piece[index], self.length[index])
+        return replace(self, record=self.record[index], piece=self.piece[index], length=self.length[index])
 
 
 def _check_pieces(address: U64, length: I64) -> None:

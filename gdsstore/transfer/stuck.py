@@ -1,4 +1,4 @@
-"""Transfers that had not ended when their calls did: what belonged to them is kept, and their drives are judged, until they have."""
+"""Transfers that had not ended when their calls did: what belonged to them is kept until they have, and their drives are judged."""
 
 from __future__ import annotations
 

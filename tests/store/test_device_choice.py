@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -30,12 +31,24 @@ def kept(folder: Path) -> list[Path]:
     return sorted(folder.glob("paths-*.json"))
 
 
+def measure(store: Store) -> None:
+    """Until there are figures for everything: on a busy machine the time for it may be over before."""
+    end = time.monotonic() + WAIT_S
+    seconds = 0.5
+    while time.monotonic() < end:
+        store.measure_paths(seconds=seconds)
+        if {each.path for each in store.device_moving(0)._measuring.kept() or ()} == {Way.DIRECT, Way.BOUNCE}:
+            return
+        seconds *= 2
+    pytest.fail("the paths could not be measured")
+
+
 def test_the_paths_are_measured_once_and_the_result_outlives_the_store(
     device_store: Callable[..., Store], gpu: ModuleType, tmp_path: Path
 ) -> None:
     with device_store(**ROOM) as store:
         assert kept(tmp_path / "s") == []
-        store.measure_paths(seconds=0.5)
+        measure(store)
         (file,) = kept(tmp_path / "s")
         first = file.read_bytes()
         assert {row[3] for row in json.loads(first)["bytes_per_s"]} == {"direct", "bounce"}
@@ -52,7 +65,7 @@ def test_what_was_measured_on_another_machine_does_not_count(
     device_store: Callable[..., Store], gpu: ModuleType, tmp_path: Path
 ) -> None:
     with device_store(**ROOM) as store:
-        store.measure_paths(seconds=0.5)
+        measure(store)
     (file,) = kept(tmp_path / "s")
     content = json.loads(file.read_text())
     content["fingerprint"]["kernel"] = "of another machine"
@@ -67,11 +80,14 @@ def test_the_first_use_measures_beside_the_calls(
     device_store: Callable[..., Store], gpu: ModuleType, tmp_path: Path
 ) -> None:
     layout = LAYOUTS["opaque"]
-    with device_store(**ROOM, measure_s=0.5) as store:
+    with device_store(**ROOM, measure_s=4) as store:
         cache, keys = Cache(gpu, layout, COUNT), make_keys(COUNT)
         cache.put(range(COUNT), truth(keys, layout.page_bytes))
         assert bind(store, layout).save(keys, cache.pages(range(COUNT))).result(WAIT_S).all_ok
-    assert len(kept(tmp_path / "s")) == 1
+        end = time.monotonic() + WAIT_S
+        while not kept(tmp_path / "s") and time.monotonic() < end:
+            time.sleep(0.02)
+        assert len(kept(tmp_path / "s")) == 1
 
 
 @pytest.mark.own_process(CUDASIM_HOST_VISIBLE=1, TRITON_INTERPRET=1, KVIKIO_COMPAT_MODE="ON", **NO_CUFILE)

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from gdsstore.checksum.definition import reference_raw
 from gdsstore.errors import ArgumentError, DeviceError
 from gdsstore.transfer import scatter_copies, scatter_triton
 from gdsstore.transfer.scatter import CopyKernels, PageKernels, Records, make_kernels
@@ -60,6 +62,19 @@ def test_a_scatter_of_some_records_leaves_the_others_alone(
 ) -> None:
     case = place(np.full((4, 6), 272), seed=1)
     check_scatter(kernels, memory, case, noise(2), np.array(only, np.bool_))
+
+
+@BOTH
+@pytest.mark.parametrize("nbytes", [4096, 3000, 3001])
+def test_a_part_of_a_record_is_summed_up_from_its_own_block_on(
+    kernels: PageKernels, memory: SimulatedMemory, nbytes: int
+) -> None:
+    case, image = place(np.full((3, 5), nbytes), align=1 if nbytes % 16 else 16), noise(3)
+    memory.put(image)
+    pending = kernels.scatter(replace(case.at(memory), first_block=7))
+    assert pending.wait(SOON_S)
+    parts = [image[at : at + case.record_bytes].tobytes() for at in case.record]
+    assert pending.sums.tolist() == [reference_raw(part, 7) for part in parts]
 
 
 @BOTH
