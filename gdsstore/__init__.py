@@ -25,12 +25,14 @@ from gdsstore.namespace import Keys, Namespace, Parallelism
 from gdsstore.observe.paths import PathRow
 from gdsstore.prefetch import Prefetch
 from gdsstore.store import Store, open
+from gdsstore.transfer.cost import Advice, CostSetting
 from gdsstore.transfer.results import LoadResult, PageStatus, SaveResult
 from gdsstore.weights import weights_digest
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Advice",
     "Arena",
     "ArgumentError",
     "BoundNamespace",
@@ -38,6 +40,7 @@ __all__ = [
     "ByteRange",
     "Config",
     "ConfigError",
+    "CostSetting",
     "DeadlineError",
     "DeviceError",
     "DevicePieces",

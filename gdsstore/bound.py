@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdsstore.catalog.keys import index_keys
+from gdsstore.costing import leading
 from gdsstore.drive_pages import Call, DrivePages
 from gdsstore.engines.base import Op
 from gdsstore.errors import ConfigError
@@ -20,6 +21,7 @@ from gdsstore.memory.views import PageMemory, Pages, describe
 from gdsstore.namespace import Keys, Namespace, as_key_array
 from gdsstore.prefetch import Prefetch
 from gdsstore.transfer.admission import Admission
+from gdsstore.transfer.cost import Advice, CostSetting
 from gdsstore.transfer.groups import LayerGroup
 from gdsstore.transfer.layered_rate import LoadRates
 from gdsstore.transfer.pipeline import OnLayers
@@ -60,16 +62,47 @@ class BoundNamespace:
     # --- looking up: memory only, microseconds ---
 
     def lookup(self, keys: Keys) -> int:
-        """How many pages from the start are stored, up to the first that is not.
+        """How many pages from the start are stored, up to the first that is not; with `cost_model` = enforce, only as many as
+        are worth their load.
 
         What was found stays loadable for `grace_s`. Raises ArgumentError for keys that are not 32 bytes.
         """
         found = self._present(keys, prefix=True)
-        return len(found) if found.all() else int(found.argmin())
+        pages = leading(found)
+        if pages == 0 or self._store.cost.setting is CostSetting.OFF:
+            return pages
+        warm = 0 if self._warm is None else leading(self._warm.contains(as_key_array(keys)[:pages]))
+        sizes = self._record_bytes, self.namespace.layout.page_tokens
+        return self._store.cost.worth_loading(pages, warm, len(found), *sizes)
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """For each key whether its page is stored. Shape (n,)."""
         return self._present(keys, prefix=False)
+
+    def advise(
+        self,
+        pages: int,
+        *,
+        rest_tokens: int = 0,
+        cached_tokens: int = 0,
+        wait_s: float = 0.0,
+        queued_bytes: int = 0,
+    ) -> Advice:
+        """How many of a hit's first `pages` pages are worth their load from the drives; see docs/api.md.
+
+        `cached_tokens`: before the hit, and there already. `rest_tokens`: behind it, computed in any case. `wait_s`: seconds until
+        the request could be computed at all. `queued_bytes`: of prefetches that go first; the store knows of the loads itself.
+        Raises ArgumentError where the layout does not say how many tokens a page holds.
+        """
+        return self._store.cost.advise(
+            pages,
+            self._record_bytes,
+            self.namespace.layout.page_tokens,
+            rest_tokens=rest_tokens,
+            cached_tokens=cached_tokens,
+            wait_s=wait_s,
+            queued_bytes=queued_bytes,
+        )
 
     def _present(self, keys: Keys, *, prefix: bool) -> npt.NDArray[np.bool_]:
         array = as_key_array(keys)
@@ -154,7 +187,15 @@ class BoundNamespace:
         memory, moving = self._memory(pages, len(array), writable=True)
         deadline = self._deadline(deadline_s)
         rate = self._rates.of(None if moving is None else moving.device)
-        layered = LayeredLoad(self.namespace.layout, rate, len(array), on_layers, compute_s_per_layer, groups)
+        layered = LayeredLoad(
+            self.namespace.layout,
+            rate,
+            len(array),
+            on_layers,
+            compute_s_per_layer,
+            groups,
+            on_device=moving is not None,
+        )
 
         def load(admission: Admission) -> LoadResult:
             call = Call(array, memory, moving, deadline, admission)

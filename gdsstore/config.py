@@ -21,6 +21,7 @@ from gdsstore.settings import Kind, Setting, choice, setting
 from gdsstore.sizes import GiB, KiB, MiB, TiB, format_size
 from gdsstore.sources import ENV_PREFIX, Given, env_name, from_environment, from_file
 from gdsstore.tiers.policy import WritePolicy
+from gdsstore.transfer.cost import CostSetting
 
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = MiB, 16 * GiB
 AUTO_SEGMENTS = 64  # a reclaim frees one of that many: fine enough to be gentle, coarse enough for large sequential writes
@@ -30,6 +31,7 @@ __all__ = [
     "SETTINGS",
     "AutoOff",
     "Config",
+    "CostSetting",
     "Durability",
     "EngineName",
     "GpuEngineName",
@@ -148,6 +150,21 @@ class Config:
         low=1,
         high=1 << 20,
     )
+    cost_model: CostSetting = choice(
+        CostSetting.OFF,
+        "Moving bytes",
+        "Whether a hit is worth its load, by what loads and prefills took lately. off: always; advise: `advise` says it, and is "
+        "counted; enforce: `lookup` reports no more pages than are worth it.",
+    )
+    prefill_tokens_s: int = setting(
+        0,
+        "Moving bytes",
+        Kind.INTEGER,
+        "Tokens a second that the server computes, for cost_model. 0: from what it tells with `observe_prefill`.",
+        low=1,
+        high=10**9,
+        zero_is_automatic=True,
+    )
     chunk_bytes: int = setting(
         32 * MiB,
         "Moving bytes",
@@ -161,12 +178,12 @@ class Config:
         128,
         "Moving bytes",
         Kind.INTEGER,
-        "Byte ranges that a store has under way at most. GPUDirect Storage was seen to hang at about 256.",
+        "Byte ranges that a store has under way on a drive at most. GPUDirect Storage was seen to hang at about 256.",
         low=1,
         high=4096,
     )
     posix_threads: int = setting(
-        8, "Moving bytes", Kind.INTEGER, "Threads of the posix engine.", low=1, high=256
+        8, "Moving bytes", Kind.INTEGER, "Threads of the posix engine, for each drive.", low=1, high=256
     )
     max_open_files: int = setting(
         512, "Moving bytes", Kind.INTEGER, "Segment files that are kept open.", low=16, high=1 << 20

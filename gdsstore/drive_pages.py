@@ -153,7 +153,7 @@ class DrivePages:
             result = LoadResult(status)
             if len(at):
                 route = (call.moving or store.moving()).route(Op.READ, self.record_bytes, len(at))
-                with route.timed(status):
+                with route.timed(status), store.cost.observed(lambda: self.record_bytes * result.loaded):
                     read = (
                         partial(load, landed=landed, meanwhile=meanwhile) if layered is None else layered.read
                     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gdsstore.engines.base import Engine
+from gdsstore.engines.by_drive import ByDriveEngine
 from gdsstore.engines.choose import make_engine
 from gdsstore.engines.device import DeviceEngine
 from gdsstore.errors import StoreClosedError
@@ -65,9 +67,13 @@ class Movers:
 
     def _new_engine(self) -> Engine:
         config = self._parts.config
-        return make_engine(
-            config.engine, posix_threads=config.posix_threads, in_flight_ranges=config.in_flight_ranges
+        make = partial(
+            make_engine,
+            config.engine,
+            posix_threads=config.posix_threads,
+            in_flight_ranges=config.in_flight_ranges,
         )
+        return make() if len(self._parts.volumes) == 1 else ByDriveEngine(make)
 
     @property
     def engine_name(self) -> str | None:

@@ -19,6 +19,7 @@ from gdsstore.catalog.reclaim import Reclaimer
 from gdsstore.catalog.records import SegmentState
 from gdsstore.catalog.state import Locks
 from gdsstore.config import AutoOff, Config, Durability, EngineName
+from gdsstore.costing import StoreCost
 from gdsstore.directory import StoreDirectory, as_paths
 from gdsstore.drive_pages import DrivePages
 from gdsstore.engines.base import Engine, Op
@@ -132,6 +133,7 @@ class Store:
                 Limits(workers=config.workers, offload_budget_s=config.offload_budget_s),
                 [Caps(AHEAD_CHUNKS * config.chunk_bytes, config.volume_ops)] * len(self.volumes),
             )
+            self.cost = StoreCost(config, self.counters, self._scheduler.reads)
             self.placement = Placement(self.volumes, self._writable)
             self.pool = SegmentPool(
                 self.catalog,

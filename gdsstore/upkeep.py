@@ -89,7 +89,17 @@ class Upkeep:
             store.catalog.reap_dead_readers()
         if store.reclaimer.shrink() or not store.writing:
             return
-        if store.reclaimer.short_of_room(store.config.free_segments):
-            volume = store.placement.roomiest()
-            if store.pool.grow(volume) is None:
-                store.reclaimer.reclaim_one()
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """One step towards `free_segments` ready ones: on each volume while the store grows, or a save would now and then have to
+        make its segment itself."""
+        store, wanted = self._store, self._store.config.free_segments
+        ready = store.reclaimer.ready()
+        short = [i for i, free in enumerate(ready.free) if free < wanted and store.placement.usable(i)]
+        grown = None
+        if short and ready.may_grow:
+            least = min(ready.free[i] for i in short)
+            grown = store.pool.grow(store.placement.roomiest([i for i in short if ready.free[i] == least]))
+        if grown is None and sum(ready.free) < wanted:
+            store.reclaimer.reclaim_one()

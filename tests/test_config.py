@@ -14,6 +14,7 @@ from gdsstore.config import (
     SETTINGS,
     AutoOff,
     Config,
+    CostSetting,
     Durability,
     EngineName,
     GpuEngineName,
@@ -75,6 +76,7 @@ def test_every_setting_can_be_set_from_the_environment() -> None:
         "offload_budget_s": ("4", 4.0), "volume_ops": ("99", 99),
         "drive_breaker": ("off", AutoOff.OFF), "host_cache": ("1GiB", GiB),
         "write_policy": ("write_back", WritePolicy.WRITE_BACK),
+        "cost_model": ("enforce", CostSetting.ENFORCE), "prefill_tokens_s": ("9000", 9000),
     }  # fmt: skip
     assert set(texts) == set(SETTINGS)
     config = Config.load(env={f"GDSSTORE_{name.upper()}": text for name, (text, _) in texts.items()})

@@ -183,32 +183,46 @@ class SegmentPool:
     # --- taking a segment; all under self._lock ---
 
     def _take(self, slot_bytes: int, volume: int) -> OwnedSegment | None:
+        """A segment to fill, on another volume only where this one has no room: pages are striped."""
         geometry = Geometry.of(self._segment_bytes, slot_bytes)
         rows = [row for row in self._rows() if self._placement.usable(row.volume)]
-        preferred = sorted(rows, key=lambda row: row.volume != volume)
-        for row in preferred:
-            if (
-                row.state is SegmentState.OPEN
-                and row.slot_bytes == slot_bytes
-                and row.filled < row.slot_count
-            ):
+        mine = self._take_made([row for row in rows if row.volume == volume], geometry)
+        if mine is not None:
+            return mine
+        fresh = self.grow(volume)
+        if fresh is None:
+            # First what we fill already: a second one beside it would stay half full for as long as we live.
+            filling = [s for (size, _), s in self._open.items() if size == slot_bytes and s.room]
+            usable = [s for s in filling if self._placement.usable(s.volume.index)]
+            others = [row for row in rows if row.volume != volume]
+            elsewhere = usable[0] if usable else self._take_made(others, geometry)
+            if elsewhere is not None:
+                return elsewhere
+        for _ in range(TAKE_ATTEMPTS):  # another process may be quicker to what we freed
+            fresh = fresh or self._reclaimer.reclaim_one()
+            if fresh is None:
+                return None
+            if self._placement.usable(fresh.volume):  # else it was reclaimed for later
+                segment = self._own(fresh, SegmentState.FREE, geometry)
+                if segment is not None:
+                    return segment
+            fresh = self.grow(volume)
+        return None
+
+    def _take_made(self, rows: Sequence[SegmentRow], geometry: Geometry) -> OwnedSegment | None:
+        """One of these, if there is one to fill: first those that are filled in part."""
+        slot_bytes = geometry.slot_bytes
+        for row in rows:
+            open_to_us = row.state is SegmentState.OPEN and row.slot_bytes == slot_bytes
+            if open_to_us and row.filled < row.slot_count:
                 segment = self._own(row, SegmentState.OPEN, geometry)
                 if segment is not None:
                     return segment
-        for row in preferred:
+        for row in rows:
             if row.state is SegmentState.FREE:
                 segment = self._own(row, SegmentState.FREE, geometry)
                 if segment is not None:
                     return segment
-        for _ in range(TAKE_ATTEMPTS):  # another process may be quicker to what we freed
-            fresh = self.grow(volume) or self._reclaimer.reclaim_one()
-            if fresh is None:
-                return None
-            if not self._placement.usable(fresh.volume):
-                continue  # reclaimed there: for later
-            segment = self._own(fresh, SegmentState.FREE, geometry)
-            if segment is not None:
-                return segment
         return None
 
     def _rows(self) -> list[SegmentRow]:

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,11 @@ from gdsstore.volume.volume import Volume
 log = logging.getLogger("gdsstore.catalog")
 
 CATALOG_SHARE = 1 / 64  # of the capacity, until the catalog is known to be larger
+
+
+class Ready(NamedTuple):
+    free: list[int]  # segments of each volume
+    may_grow: bool  # the capacity has room for a new one
 
 
 @dataclass(slots=True)
@@ -134,8 +140,9 @@ class Reclaimer:
                 self._volumes[free.volume].remove_segment(free.segment_id)
         return True
 
-    def short_of_room(self, free_segments: int) -> bool:
-        """Whether fewer than `free_segments` segments stand ready for the next writer."""
+    def ready(self) -> Ready:
+        """What stands ready for the next writer."""
         with self._catalog.read() as txn:
             rows = self._catalog.segments(txn)
-        return sum(row.state is SegmentState.FREE for row in rows) < free_segments
+        free = [row.volume for row in rows if row.state is SegmentState.FREE]
+        return Ready([free.count(volume.index) for volume in self._volumes], len(rows) < self.max_segments())

@@ -12,12 +12,14 @@ from gdsstore.layout import align_up
 from gdsstore.replay.timed_plan import Schedule, TimedPlan, Variant
 from gdsstore.replay.timed_report import TimedReport, VariantReport, report_variant
 from gdsstore.replay.timed_server import RealClock, Served, TimedServer, VirtualClock
-from gdsstore.replay.timed_store import TimedStore, TimedTally
+from gdsstore.replay.timed_store import TimedStore, TimedTally, save_now
 from gdsstore.replay.truth import U8
 from gdsstore.replay.worker import BUFFER_BYTES, compile_checks
-from gdsstore.transfer.cost import CostModel
+from gdsstore.sizes import GiB
+from gdsstore.transfer.cost import CostSetting
 
 MODEL = "replay-timed"
+HOST_CACHE_BYTES = GiB  # where the settings ask for none
 
 Progress = Callable[[Variant, int], None]
 """Called with the variant under way and how many of its requests are served."""
@@ -30,28 +32,17 @@ def replay_timed(
 ) -> TimedReport:
     """Replay the plan's requests by the clock, once for each variant.
 
-    The store's pages of earlier replays with time are dropped before each. Raises ArgumentError for a trace that cannot be
-    replayed, DeadlineError where the store hangs, and what `gdsstore.open` raises. Wrong pages are in the report.
+    The store is opened for each, with a host cache where it prefetches; its pages of earlier replays with time are dropped before.
+    Raises ArgumentError for a trace that cannot be replayed, DeadlineError where the store hangs, and what `gdsstore.open` raises.
+    Wrong pages are in the report.
     """
     schedule = plan.schedule()
     compile_checks()
-    with _open(plan) as store:
-        store.preallocate(schedule.unique_pages * align_up(plan.replay.page_bytes))
-        store.moving()  # starting the engine is no part of the first load
-        layout = gdsstore.PageLayout.opaque(plan.replay.page_bytes)
-        namespace = store.namespace(model=MODEL, layout=layout)
-        rows = max(1, BUFFER_BYTES // plan.replay.page_bytes)
-
-        def new_buffer() -> U8:
-            arena = store.arena(rows * plan.replay.page_bytes)  # the array keeps it mapped
-            return arena.array[: rows * plan.replay.page_bytes].reshape(rows, plan.replay.page_bytes)
-
-        reports = [
-            _run(variant, plan, schedule, namespace, new_buffer, store.config.io_deadline_s, progress)
-            for variant in variants
-        ]
-        engine = str(store.stats()["engine"])
-        namespace.clear()
+    reports, engine = [], ""
+    for variant in variants:
+        report, name = _run(variant, plan, schedule, progress)
+        reports.append(report)
+        engine = engine or name
     return TimedReport(
         trace=schedule.name,
         requests=len(schedule.requests),
@@ -66,28 +57,11 @@ def replay_timed(
     )
 
 
-def _open(plan: TimedPlan) -> gdsstore.Store:
-    config = gdsstore.Config.load(capacity=plan.replay.capacity, **plan.replay.store_settings())
-    engine = None
-    if plan.throttle_bytes_s is not None:
-        inner = make_engine(
-            config.engine, posix_threads=config.posix_threads, in_flight_ranges=config.in_flight_ranges
-        )
-        engine = ThrottledEngine(inner, plan.throttle_bytes_s)
-    return gdsstore.open(plan.replay.stores, config=config, engine=engine)
-
-
 def _run(
-    variant: Variant,
-    plan: TimedPlan,
-    schedule: Schedule,
-    namespace: BoundNamespace,
-    new_buffer: Callable[[], U8],
-    deadline_s: float,
-    progress: Progress,
-) -> VariantReport:
-    namespace.clear()
-    cost = CostModel(prefill_tokens_s=schedule.prefill_tokens_s) if variant is Variant.COST else None
+    variant: Variant, plan: TimedPlan, schedule: Schedule, progress: Progress
+) -> tuple[VariantReport, str]:
+    """What a variant did, and the engine that moved its pages ("" for none)."""
+    page_bytes = plan.replay.page_bytes
 
     def serve(store: TimedStore | None) -> Served:
         server = TimedServer(
@@ -96,18 +70,57 @@ def _run(
             VirtualClock() if store is None else RealClock(),
             prefill_tokens_s=schedule.prefill_tokens_s,
             block_tokens=schedule.block_tokens,
-            page_bytes=plan.replay.page_bytes,
             prefetch=variant in (Variant.PREFETCH, Variant.COST),
-            cost=cost,
+            gives_up=variant is Variant.COST,
         )
         return server.run(schedule.requests, lambda done: progress(variant, done))
 
     if variant is Variant.NO_STORE:
-        return report_variant(variant, serve(None), TimedTally(), plan.replay.page_bytes)
-    store = TimedStore(namespace, new_buffer, deadline_s, cost)
-    try:
-        store.save_now(schedule.there)
-        served = serve(store)
-    finally:
-        store.close()
-    return report_variant(variant, served, store.tally, plan.replay.page_bytes)
+        return report_variant(variant, serve(None), TimedTally(), page_bytes), ""
+    # What was there before is on the drive, and nowhere else.
+    with _open(Variant.STORE, plan, schedule) as store:
+        store.preallocate(schedule.unique_pages * align_up(page_bytes))
+        namespace = _namespace(store, plan, schedule)
+        namespace.clear()
+        save_now(namespace, schedule.there, _buffer(store, page_bytes))
+    with _open(variant, plan, schedule) as store:
+        store.moving()  # starting the engine is no part of the first load
+        namespace = _namespace(store, plan, schedule)
+        side = TimedStore(
+            namespace, lambda: _buffer(store, page_bytes), store.config.io_deadline_s, schedule.block_tokens
+        )
+        try:
+            served = serve(side)
+        finally:
+            side.close()
+        namespace.clear()
+        return report_variant(variant, served, side.tally, page_bytes), str(store.stats()["engine"])
+
+
+def _namespace(store: gdsstore.Store, plan: TimedPlan, schedule: Schedule) -> BoundNamespace:
+    layout = gdsstore.PageLayout.opaque(plan.replay.page_bytes, page_tokens=schedule.block_tokens)
+    return store.namespace(model=MODEL, layout=layout)
+
+
+def _buffer(store: gdsstore.Store, page_bytes: int) -> U8:
+    """Fast memory for pages: uint8[n, page_bytes]."""
+    rows = max(1, BUFFER_BYTES // page_bytes)
+    arena = store.arena(rows * page_bytes)  # the array keeps it mapped
+    return arena.array[: rows * page_bytes].reshape(rows, page_bytes)
+
+
+def _open(variant: Variant, plan: TimedPlan, schedule: Schedule) -> gdsstore.Store:
+    settings = plan.replay.store_settings()
+    config = gdsstore.Config.load(capacity=plan.replay.capacity, **settings)
+    has_cache = variant in (Variant.PREFETCH, Variant.COST)
+    settings["host_cache"] = (config.host_cache or HOST_CACHE_BYTES) if has_cache else 0
+    if variant is Variant.COST:
+        settings |= {"cost_model": CostSetting.ENFORCE, "prefill_tokens_s": round(schedule.prefill_tokens_s)}
+    config = gdsstore.Config.load(capacity=plan.replay.capacity, **settings)
+    engine = None
+    if plan.throttle_bytes_s is not None:
+        inner = make_engine(
+            config.engine, posix_threads=config.posix_threads, in_flight_ranges=config.in_flight_ranges
+        )
+        engine = ThrottledEngine(inner, plan.throttle_bytes_s)
+    return gdsstore.open(plan.replay.stores, config=config, engine=engine)

@@ -14,7 +14,6 @@ from typing import Protocol
 
 from gdsstore.replay.timed_plan import TimedRequest
 from gdsstore.replay.truth import U8
-from gdsstore.transfer.cost import CostModel
 
 LOAD_LIMIT_S = 600.0  # for one request's load; what the store itself does not end by then is an error of it
 
@@ -69,23 +68,36 @@ class Loading(Protocol):
     def cancel(self) -> None: ...
 
 
+class Prefetching(Protocol):
+    """Pages on their way into memory."""
+
+    @property
+    def ready(self) -> int:
+        """How many are there by now."""
+        ...
+
+    @property
+    def pages(self) -> int: ...
+
+    def cancel(self) -> None: ...
+
+
 class StoreSide(Protocol):
     """What the server needs of a store."""
 
-    def lookup(self, keys: U8) -> int: ...
+    def lookup(self, keys: U8) -> int:
+        """Pages from the start that are there, and worth their load now."""
+        ...
 
     def load(self, keys: U8) -> Loading:
-        """For a request whose turn it is."""
+        """For a request whose turn it is. Those that were prefetched come from memory."""
         ...
 
-    def prefetch(self, keys: U8) -> Loading: ...
+    def prefetch(self, keys: U8, input_tokens: int, wait_s: float) -> Prefetching | None:
+        """Begin to bring what is there, and worth it, for a request of so many tokens whose turn comes in `wait_s` seconds."""
+        ...
 
     def save(self, keys: U8) -> None: ...
-
-    @property
-    def queued_bytes(self) -> int:
-        """Of loads and prefetches that have not come yet."""
-        ...
 
 
 @dataclass(slots=True)
@@ -103,12 +115,13 @@ class Served:
 class _Waiting:
     request: TimedRequest
     arrived_s: float
-    prefetch: Loading | None
+    prefetch: Prefetching | None
     compute_s: float  # as far as can be told
 
 
 class TimedServer:
-    """Serves requests with `store` (None: computes all). `cost`: cuts loads to what is faster than computing."""
+    """Serves requests with `store` (None: computes all). `gives_up`: a load that takes longer than its pages would take to compute
+    is given up."""
 
     def __init__(
         self,
@@ -117,13 +130,12 @@ class TimedServer:
         *,
         prefill_tokens_s: float,
         block_tokens: int,
-        page_bytes: int,
         prefetch: bool = False,
-        cost: CostModel | None = None,
+        gives_up: bool = False,
     ) -> None:
         self._store, self._clock = store, clock
-        self._rate, self._block_tokens, self._page_bytes = prefill_tokens_s, block_tokens, page_bytes
-        self._prefetch, self._cost = prefetch, cost
+        self._rate, self._block_tokens = prefill_tokens_s, block_tokens
+        self._prefetch, self._gives_up = prefetch, gives_up
         self._upcoming: deque[TimedRequest] = deque()
         self._waiting: deque[_Waiting] = deque()
         self._start_s = self._free_s = 0.0
@@ -158,12 +170,10 @@ class TimedServer:
             arrived_s = self._start_s + request.arrival_s
             self._waiting.append(_Waiting(request, arrived_s, prefetch, left / self._rate))
 
-    def _begin_prefetch(self, request: TimedRequest) -> Loading | None:
+    def _begin_prefetch(self, request: TimedRequest) -> Prefetching | None:
         assert self._store is not None
-        found = self._store.lookup(request.keys)
         wait_s = max(0.0, self._free_s - self._clock.now_s()) + sum(each.compute_s for each in self._waiting)
-        worth = self._worth(request, 0, found, self._store.queued_bytes, wait_s)
-        return self._store.prefetch(request.keys[:worth]) if worth else None
+        return self._store.prefetch(request.keys, request.input_tokens, wait_s)
 
     def _serve(self, waiting: _Waiting) -> None:
         request, woken_s = waiting.request, self._clock.now_s()
@@ -181,26 +191,22 @@ class TimedServer:
         served.tokens += request.input_tokens
         served.compute_s += compute_s
 
-    def _fetch(self, request: TimedRequest, prefetch: Loading | None) -> int:
+    def _fetch(self, request: TimedRequest, prefetch: Prefetching | None) -> int:
         """Pages from the start that are there when this returns: those that were prefetched, and what was saved since."""
         if self._store is None:
             return 0
-        hit = 0
-        if prefetch is not None:
-            missing = prefetch.pages - prefetch.ready
-            worth = self._worth(request, prefetch.ready, missing, 0, 0.0)
-            hit = self._await(prefetch, request, missing if worth else 0)
         found = self._store.lookup(request.keys)
-        worth = self._worth(request, hit, found - hit, 0, 0.0)
-        if worth:
-            hit += self._await(self._store.load(request.keys[hit : hit + worth]), request, worth)
-        return hit
+        warm = 0
+        if prefetch is not None:
+            warm = min(found, prefetch.ready)
+            prefetch.cancel()  # what has not come by now is loaded, or computed
+        return self._await(self._store.load(request.keys[:found]), request, found - warm) if found else 0
 
-    def _await(self, loading: Loading, request: TimedRequest, pages: int) -> int:
-        """Wait for a load; with a cost model no longer than its `pages` pages take to compute. How many are ready."""
+    def _await(self, loading: Loading, request: TimedRequest, cold: int) -> int:
+        """Wait for a load of which `cold` pages come from the drive. How many are ready."""
         limit_s = LOAD_LIMIT_S
-        if self._cost is not None:
-            limit_s = min(pages * self._block_tokens, request.input_tokens) / self._rate
+        if self._gives_up and cold:
+            limit_s = min(cold * self._block_tokens, request.input_tokens) / self._rate
         until_s = self._clock.now_s() + limit_s
         while not loading.done and self._clock.now_s() < until_s:
             loading.wait(self._next_event_s(until_s) - self._clock.now_s())
@@ -208,21 +214,6 @@ class TimedServer:
         ready = loading.ready
         loading.cancel()
         return ready
-
-    def _worth(self, request: TimedRequest, first: int, pages: int, queued_bytes: int, wait_s: float) -> int:
-        """How many of `pages` pages from page `first` on to load."""
-        if self._cost is None or pages <= 0:
-            return max(0, pages)
-        tokens = (first + pages) * self._block_tokens
-        return self._cost.advise(
-            pages=pages,
-            page_bytes=self._page_bytes,
-            page_tokens=self._block_tokens,
-            queued_bytes=queued_bytes,
-            cached_tokens=first * self._block_tokens,
-            rest_tokens=max(0, request.input_tokens - tokens),
-            wait_s=wait_s,
-        ).load_pages
 
     def _hit_tokens(self, request: TimedRequest, pages: int) -> int:
         # The last token is always computed: the first output token comes from it.

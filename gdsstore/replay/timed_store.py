@@ -11,38 +11,25 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from gdsstore.costing import leading
 from gdsstore.errors import DeadlineError, GdsStoreError
 from gdsstore.replay.replayer import PageResult
+from gdsstore.replay.timed_pages import Namespace, StoreLoading, StorePrefetching
 from gdsstore.replay.truth import U8, count_wrong, fill_pages, spoil
-from gdsstore.transfer.cost import CostModel
 from gdsstore.waiting import Deadline
 
 log = logging.getLogger("gdsstore.replay")
 
-CHUNK_S = 0.1  # of loading, after which a load whose turn it is may go before a prefetch
+CHUNK_S = 0.1  # of loading, after which a load can be given up
 FIRST_RATE = 2e8  # bytes a second, until something was loaded
 SAVE_BUDGET_S = 5.0  # a save that waits longer is dropped, or a slow drive would work on old pages only
 STOP_S = 60.0
-
-
-class Namespace(Protocol):
-    """What is needed of a `BoundNamespace`."""
-
-    def lookup(self, keys: U8) -> int: ...
-
-    def load(
-        self, keys: U8, pages: U8, *, deadline_s: float
-    ) -> Future[Any]: ...  # of a PageResult; so is save
-
-    def save(self, keys: U8, pages: U8, *, deadline_s: float) -> Future[Any]: ...
 
 
 @dataclass(slots=True)
@@ -57,56 +44,27 @@ class TimedTally:
     saves_dropped: int = 0  # pages
 
 
-def fetch(namespace: Namespace, keys: U8, pages: U8, deadline_s: float, *, ahead: bool) -> Future[Any]:
-    """Load pages. `ahead`: before their turn, so by way of the store's host cache where it has one."""
-    prefetch = getattr(namespace, "prefetch", None) if ahead else None
-    if prefetch is not None:
-        prefetch(keys, deadline_s=deadline_s).wait(deadline_s)
-    return namespace.load(keys, pages, deadline_s=deadline_s)
-
-
-class StoreLoading:
-    """Pages of one request on their way. See `timed_server.Loading`."""
-
-    def __init__(self, keys: U8, *, ahead: bool) -> None:
-        self.keys, self.ahead = keys, ahead
-        self.ready = 0
-        self.asked = 0  # pages that a chunk was begun for
-        self.load_s = 0.0
-        self._over = threading.Event()
-
-    @property
-    def pages(self) -> int:
-        return len(self.keys)
-
-    @property
-    def done(self) -> bool:
-        return self._over.is_set()
-
-    def wait(self, timeout_s: float) -> None:
-        self._over.wait(max(0.0, timeout_s))
-
-    def cancel(self) -> None:
-        self._over.set()
+def save_now(namespace: Namespace, keys: U8, buffer: U8) -> None:
+    """Save pages before the replay begins, and wait for it."""
+    for at in range(0, len(keys), len(buffer)):
+        some = keys[at : at + len(buffer)]
+        fill_pages(some, buffer[: len(some)])
+        namespace.save(some, buffer[: len(some)], deadline_s=STOP_S).result(2 * STOP_S)
 
 
 class TimedStore:
-    """Loads one chunk at a time: those whose turn it is first, then prefetches in order. Saves in the background."""
+    """Loads one chunk at a time, and saves in the background."""
 
     def __init__(
-        self,
-        namespace: Namespace,
-        new_buffer: Callable[[], U8],
-        deadline_s: float,
-        cost: CostModel | None = None,
+        self, namespace: Namespace, new_buffer: Callable[[], U8], deadline_s: float, block_tokens: int
     ) -> None:
-        """`new_buffer` gives uint8[n, page_bytes]. `cost` is told how long loads took."""
+        """`new_buffer` gives uint8[n, page_bytes]; a page holds `block_tokens` tokens."""
         self._namespace, self._new_buffer, self._deadline_s = namespace, new_buffer, deadline_s
-        self._cost = cost
+        self._block_tokens = block_tokens
         self.tally = TimedTally()
         self._change = threading.Condition()
-        self._urgent: deque[StoreLoading] = deque()
-        self._ahead: deque[StoreLoading] = deque()
+        self._loads: deque[StoreLoading] = deque()
+        self._prefetches: list[StorePrefetching] = []
         self._saves: queue.SimpleQueue[tuple[U8, Deadline] | None] = queue.SimpleQueue()
         self._stop = False
         self._rate = FIRST_RATE
@@ -131,27 +89,33 @@ class TimedStore:
         return found
 
     def load(self, keys: U8) -> StoreLoading:
-        return self._begin(self._urgent, StoreLoading(keys, ahead=False))
+        self._raise_failure()
+        loading = StoreLoading(keys)
+        with self._change:
+            self._loads.append(loading)
+            self._change.notify_all()
+        return loading
 
-    def prefetch(self, keys: U8) -> StoreLoading:
-        return self._begin(self._ahead, StoreLoading(keys, ahead=True))
-
-    def save_now(self, keys: U8) -> None:
-        """Save pages before the replay begins, and wait for it."""
-        buffer = self._new_buffer()
-        for at in range(0, len(keys), len(buffer)):
-            some = keys[at : at + len(buffer)]
-            fill_pages(some, buffer[: len(some)])
-            self._namespace.save(some, buffer[: len(some)], deadline_s=STOP_S).result(2 * STOP_S)
+    def prefetch(self, keys: U8, input_tokens: int, wait_s: float) -> StorePrefetching | None:
+        self._raise_failure()
+        found = leading(self._namespace.contains(keys)) if len(keys) else 0
+        if not found:
+            return None
+        self._prefetches = [each for each in self._prefetches if each.left]
+        worth = self._namespace.advise(
+            found,
+            rest_tokens=max(0, input_tokens - found * self._block_tokens),
+            wait_s=wait_s,
+            queued_bytes=self._page_bytes * sum(each.left for each in self._prefetches),
+        ).load_pages
+        if not worth:
+            return None
+        handle = self._namespace.prefetch(keys[:worth], deadline_s=self._deadline_s)
+        self._prefetches.append(StorePrefetching(handle, worth))
+        return self._prefetches[-1]
 
     def save(self, keys: U8) -> None:
         self._saves.put((keys, Deadline(SAVE_BUDGET_S)))
-
-    @property
-    def queued_bytes(self) -> int:
-        with self._change:
-            waiting = [*self._urgent, *self._ahead]
-        return self._page_bytes * sum(each.pages - each.ready for each in waiting if not each.done)
 
     def close(self) -> None:
         """End what is under way and drop the rest. Raises what a thread ended with."""
@@ -168,13 +132,6 @@ class TimedStore:
         if self._failure is not None:
             raise self._failure
 
-    def _begin(self, line: deque[StoreLoading], loading: StoreLoading) -> StoreLoading:
-        self._raise_failure()
-        with self._change:
-            line.append(loading)
-            self._change.notify_all()
-        return loading
-
     # --- the threads ---
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -190,7 +147,7 @@ class TimedStore:
             self._failure = error
         finally:
             with self._change:
-                for loading in (*self._urgent, *self._ahead):
+                for loading in self._loads:
                     loading.cancel()  # nobody is to wait for what does not come
 
     def _load_all(self) -> None:
@@ -207,19 +164,14 @@ class TimedStore:
         """What to load next. None: nothing, and for ever if `wait`."""
         with self._change:
             while not self._stop:
-                for line in (self._urgent, self._ahead):
-                    while line and line[0].done:
-                        self._observe(line.popleft())
-                    if line:
-                        return line[0]
+                while self._loads and self._loads[0].done:
+                    self._loads.popleft()
+                if self._loads:
+                    return self._loads[0]
                 if not wait:
                     return None
                 self._change.wait()
             return None
-
-    def _observe(self, loading: StoreLoading) -> None:
-        if self._cost is not None:
-            self._cost.observe_load(loading.asked * self._page_bytes, loading.load_s)
 
     def _load_chunk(self, loading: StoreLoading, check_last: Callable[[], None]) -> Callable[[], None]:
         """Load the next pages of a request, while what came last is checked. Returns what checks these."""
@@ -229,7 +181,7 @@ class TimedStore:
         spoil(pages)
         began_s = time.monotonic()
         ended_s: list[float] = []
-        future = fetch(self._namespace, keys, pages, self._deadline_s, ahead=loading.ahead)
+        future = self._namespace.load(keys, pages, deadline_s=self._deadline_s)
         future.add_done_callback(lambda _: ended_s.append(time.monotonic()))
         check_last()
         result: PageResult = future.result(2 * self._deadline_s)
@@ -238,7 +190,6 @@ class TimedStore:
         good = len(ok) if ok.all() else int(ok.argmin())
         loading.asked += len(keys)
         loading.ready += good
-        loading.load_s += took_s
         if good < len(keys) or loading.asked == loading.pages:
             loading.cancel()
         self._rate = len(keys) * self._page_bytes / took_s

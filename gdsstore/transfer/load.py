@@ -67,7 +67,9 @@ def load(
     def finish_one() -> None:
         if meanwhile is not None:
             for _ in meanwhile:
-                mover.any_done([flight for _, flight in flights])  # looking is what moves an engine without threads on
+                mover.any_done(
+                    [flight for _, flight in flights]
+                )  # looking is what moves an engine without threads on
         pages, flight = flights.pop(mover.first_done([flight for _, flight in flights], deadline))
         try:
             part = _finish(mover, job, pages, flight, verify, still_there, deadline)

@@ -47,6 +47,24 @@ class TransferStats:
     volumes: list[VolumeStats]
 
 
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Bytes of reads, on all volumes: granted ever, under way now, and of loads that have not begun."""
+
+    granted_bytes: int
+    under_way_bytes: int
+    waiting_bytes: int
+
+
+def reads_of(policy: TransferPolicy) -> Reads:
+    waiting = (request.nbytes for request in policy.waiting if request.cls is TransferClass.LOAD)
+    return Reads(
+        sum(each.granted[Op.READ].nbytes for each in policy.volumes),
+        sum(each.reading for each in policy.volumes),
+        sum(waiting),
+    )
+
+
 def snapshot(policy: TransferPolicy, now: float) -> TransferStats:
     depth = [0] * len(TransferClass)
     since = [now] * len(TransferClass)

@@ -16,11 +16,22 @@ STILL_S: Final = 1.0
 class VolumeLoad:
     """What is under way on one volume. Counts in bytes and operations."""
 
-    __slots__ = ("caps", "chunks", "granted", "late_nbytes", "late_ops", "moved_at", "nbytes", "ops")
+    __slots__ = (
+        "caps",
+        "chunks",
+        "granted",
+        "late_nbytes",
+        "late_ops",
+        "moved_at",
+        "nbytes",
+        "ops",
+        "reading",
+    )
 
     def __init__(self, caps: Caps) -> None:
         self.caps = caps
         self.chunks = self.nbytes = self.ops = 0
+        self.reading = 0  # of nbytes
         self.late_nbytes = self.late_ops = 0
         self.moved_at = 0.0  # when the last chunk began on it while it was idle, or ended
         self.granted = {op: Cost(0, 0) for op in Op}
@@ -41,14 +52,16 @@ class VolumeLoad:
             self.moved_at = now
         self.chunks += 1
         self.nbytes += cost.nbytes
+        self.reading += cost.nbytes if op is Op.READ else 0
         self.ops += cost.ops
         total = self.granted[op]
         self.granted[op] = Cost(total.nbytes + cost.nbytes, total.ops + cost.ops)
 
-    def give(self, cost: Cost, now: float) -> None:
+    def give(self, op: Op, cost: Cost, now: float) -> None:
         self.moved_at = now
         self.chunks -= 1
         self.nbytes -= cost.nbytes
+        self.reading -= cost.nbytes if op is Op.READ else 0
         self.ops -= cost.ops
 
 
@@ -97,7 +110,7 @@ class Admission:
         ask.state = AskState.LATE
         for index, cost in ask.units.items():
             volume = self.volumes[index]
-            volume.give(cost, now)
+            volume.give(ask.request.op, cost, now)
             volume.late_nbytes += cost.nbytes
             volume.late_ops += cost.ops
         return self.dispatch(now)
@@ -109,7 +122,7 @@ class Admission:
                 self._asks.remove(ask)
             elif ask.state is AskState.GRANTED:
                 for index, cost in ask.units.items():
-                    self.volumes[index].give(cost, now)
+                    self.volumes[index].give(ask.request.op, cost, now)
             elif ask.state is AskState.LATE:
                 for index, cost in ask.units.items():
                     self.volumes[index].late_nbytes -= cost.nbytes

@@ -89,6 +89,11 @@ class LoadResult(CallResult):
     """Statuses: LOADED, MISS_*. The memory of a page that missed holds nothing to rely on."""
 
     @property
+    def loaded(self) -> int:
+        """How many pages were loaded."""
+        return self.count(PageStatus.LOADED)
+
+    @property
     def prefix(self) -> int:
         """How many pages from the start were loaded without a gap."""
         return len(self.status) if self.all_ok else int(self.ok.argmin())

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from gdsstore.engines.base import Op
 from gdsstore.errors import DeadlineError, StoreClosedError
 from gdsstore.transfer.policy import NO_KEYS, TransferPolicy
-from gdsstore.transfer.policy_stats import TransferStats, snapshot
+from gdsstore.transfer.policy_stats import Reads, TransferStats, reads_of, snapshot
 from gdsstore.transfer.policy_terms import (
     Ask,
     AskState,
@@ -155,6 +155,10 @@ class Scheduler:
     def stats(self) -> TransferStats:
         with self._lock:
             return snapshot(self._policy, time.monotonic())
+
+    def reads(self) -> Reads:
+        with self._lock:
+            return reads_of(self._policy)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until every call has ended, at most `timeout_s`. Whether it is so."""

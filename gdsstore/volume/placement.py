@@ -44,6 +44,7 @@ class Placement:
         self._credit[chosen] -= 1.0
         return chosen
 
-    def roomiest(self) -> int:
-        """The volume with the most free space, now. Takes no turn."""
-        return max(self._volumes, key=lambda volume: volume.space().free_bytes).index
+    def roomiest(self, among: Sequence[int] | None = None) -> int:
+        """The volume with the most free space, now. `among`: indices of volumes; None: all. Takes no turn."""
+        volumes = self._volumes if among is None else [self._volumes[index] for index in among]
+        return max(volumes, key=lambda volume: volume.space().free_bytes).index

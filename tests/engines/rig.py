@@ -20,6 +20,7 @@ import pytest
 
 from gdsstore.engines.base import Engine, Op, RangePlan
 from gdsstore.engines.bounce import BounceEngine
+from gdsstore.engines.by_drive import ByDriveEngine
 from gdsstore.engines.faulty import FaultyEngine
 from gdsstore.engines.faulty_device import FaultyDeviceEngine
 from gdsstore.engines.kvikio import KvikioEngine
@@ -40,6 +41,7 @@ _recent: deque[Bytes] = deque(maxlen=128)
 MAKERS: dict[str, Callable[[], Engine]] = {
     "posix": lambda: PosixEngine(4),
     "nixl": lambda: new_nixl(),
+    "by-drive": lambda: ByDriveEngine(lambda: PosixEngine(4), drive_of=file_of),
     "faulty-posix": lambda: FaultyEngine(PosixEngine(4), (), seed=0),
     "faulty-nixl": lambda: FaultyEngine(new_nixl(), (), seed=0),
 }
@@ -66,6 +68,11 @@ def make(name: str, request: pytest.FixtureRequest) -> Engine:
         if part in name:
             need(*packages)
     return DEVICE_MAKERS[name]()
+
+
+def file_of(fd: int) -> str:
+    """As if each file were a drive."""
+    return os.readlink(f"/proc/self/fd/{fd}")
 
 
 def new_nixl(in_flight_ranges: int = 128) -> NixlEngine:

@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 from gdsstore.errors import ArgumentError, DeadlineError, GdsStoreError
+from gdsstore.prefetch import Progress
 from gdsstore.replay import timed_store
 from gdsstore.replay.plan import ReplayPlan
 from gdsstore.replay.requests import portion
 from gdsstore.replay.timed import replay_timed
 from gdsstore.replay.timed_plan import DEFAULT_LOAD, TimedPlan, Variant
-from gdsstore.replay.timed_store import TimedStore
+from gdsstore.replay.timed_store import TimedStore, save_now
 from gdsstore.replay.traces import open_trace
 from gdsstore.replay.truth import U8, fill_pages
 from gdsstore.sizes import KiB, MiB
-from gdsstore.transfer.cost import CostModel
+from gdsstore.transfer.cost import Advice
 from gdsstore.transfer.results import CallResult, PageStatus
 
 TRACE = Path(__file__).parent / "data" / "conversation_400.jsonl.gz"
@@ -31,7 +32,13 @@ WAIT_S = 20.0
 def plan(
     tmp_path: Path, *, seconds: float = 0.3, timing: dict[str, Any] | None = None, **asked: Any
 ) -> TimedPlan:
-    settings = {"segment_bytes": MiB, "staging_bytes": 16 * MiB, "chunk_bytes": 4 * MiB, "engine": "posix"}
+    settings = {
+        "segment_bytes": MiB,
+        "staging_bytes": 16 * MiB,
+        "chunk_bytes": 4 * MiB,
+        "engine": "posix",
+        "host_cache": 32 * MiB,
+    }
     fields = {
         "stores": (str(tmp_path / "store"),),
         "page_bytes": PAGE_BYTES,
@@ -142,6 +149,18 @@ def test_wrong_bytes_from_a_store_that_does_not_verify_are_counted() -> None:
 # --- the store's side ---
 
 
+class Handle:
+    """A prefetch under way."""
+
+    def __init__(self, pages: int) -> None:
+        self.progress = Progress(0, pages)
+        self.done = False
+
+    def cancel(self) -> bool:
+        self.done = True
+        return False
+
+
 class DictNamespace:
     """A namespace in a dict. `held`: calls do not end until a test ends them."""
 
@@ -151,6 +170,9 @@ class DictNamespace:
         self.missing: set[bytes] = set()
         self.error: GdsStoreError | None = None
         self.held: list[Future[CallResult]] | None = None
+        self.worth = 1000  # pages that are advised, at most
+        self.asked: list[tuple[int, int, float, int]] = []
+        self.prefetches: list[Handle] = []
 
     def fill(self, keys: U8) -> None:
         pages = np.zeros((len(keys), PAGE_BYTES), np.uint8)
@@ -159,6 +181,17 @@ class DictNamespace:
 
     def lookup(self, keys: U8) -> int:
         return sum(key.tobytes() in self.pages for key in keys)
+
+    def contains(self, keys: U8) -> np.ndarray:
+        return np.array([key.tobytes() in self.pages for key in keys], np.bool_)
+
+    def advise(self, pages: int, *, rest_tokens: int, wait_s: float, queued_bytes: int) -> Advice:
+        self.asked.append((pages, rest_tokens, wait_s, queued_bytes))
+        return Advice(min(pages, self.worth), 0.0, 0.0, 0.0, "")
+
+    def prefetch(self, keys: U8, *, deadline_s: float) -> Handle:
+        self.prefetches.append(Handle(len(keys)))
+        return self.prefetches[-1]
 
     def load(self, keys: U8, pages: U8, *, deadline_s: float) -> Future[CallResult]:
         self.loads.append([key.tobytes() for key in keys])
@@ -189,8 +222,8 @@ def page_keys(n: int) -> U8:
     return np.random.default_rng(n).integers(0, 256, (n, 32), dtype=np.uint8)
 
 
-def timed(store: DictNamespace, rows: int = 2, cost: CostModel | None = None) -> TimedStore:
-    return TimedStore(store, lambda: np.zeros((rows, PAGE_BYTES), np.uint8), WAIT_S, cost)
+def timed(store: DictNamespace, rows: int = 2) -> TimedStore:
+    return TimedStore(store, lambda: np.zeros((rows, PAGE_BYTES), np.uint8), WAIT_S, block_tokens=10)
 
 
 def test_a_load_goes_in_chunks_and_ends_at_the_first_page_that_misses() -> None:
@@ -208,48 +241,41 @@ def test_a_load_goes_in_chunks_and_ends_at_the_first_page_that_misses() -> None:
     assert side.tally.misses == {"MISS_IO": 1}
 
 
-def test_a_load_whose_turn_it_is_goes_before_prefetches() -> None:
-    store = DictNamespace()
-    keys = page_keys(12)
-    store.fill(keys)
-    store.held = []
-    side = timed(store)
-    ahead, behind = side.prefetch(keys[:4]), side.prefetch(keys[4:8])
-    _until(lambda: len(store.held or ()) == 1)
-    urgent = side.load(keys[8:])
-    assert side.queued_bytes == 12 * PAGE_BYTES
-    for number in range(6):
-        _until(lambda: len(store.held or ()) == number + 1)  # noqa: B023
-        store.held[number].set_result(CallResult(store.held[number].status))
-    for loading in (ahead, behind, urgent):
-        loading.wait(WAIT_S)
-    side.close()
-    order = [next(i for i, key in enumerate(keys) if key.tobytes() == chunk[0]) for chunk in store.loads]
-    assert order == [0, 8, 10, 2, 4, 6]
-    assert side.queued_bytes == 0
-
-
-def test_a_cancelled_load_starts_nothing_more_and_what_it_took_is_learned_from() -> None:
-    learned: list[int] = []
-
-    class Learning(CostModel):
-        def observe_load(self, nbytes: int, seconds: float, queued_bytes: int = 0) -> None:
-            learned.append(nbytes)
-
+def test_a_cancelled_load_starts_nothing_more() -> None:
     store = DictNamespace()
     keys = page_keys(8)
     store.fill(keys)
     store.held = []
-    side = timed(store, cost=Learning())
+    side = timed(store)
     loading = side.load(keys)
     _until(lambda: len(store.held or ()) == 1)
     loading.cancel()
     assert loading.done
-    assert side.queued_bytes == 0
     store.held[0].set_result(CallResult(store.held[0].status))
-    _until(lambda: learned == [2 * PAGE_BYTES])
     side.close()
     assert len(store.loads) == 1
+
+
+def test_what_is_there_and_worth_it_is_prefetched_behind_what_was_asked_for_before() -> None:
+    store = DictNamespace()
+    keys = page_keys(9)
+    store.fill(keys[:6])
+    store.worth = 4
+    side = timed(store)
+    assert side.prefetch(keys[7:], 20, 0.0) is None
+    assert store.asked == []
+    first = side.prefetch(keys, 95, 2.5)
+    assert first is not None
+    assert (first.pages, first.ready) == (4, 0)
+    store.prefetches[0].progress = Progress(3, 4)
+    assert first.ready == 3
+    side.prefetch(keys, 95, 2.5)
+    first.cancel()
+    assert store.prefetches[0].done
+    side.prefetch(keys, 95, 2.5)
+    side.close()
+    # 95 tokens less six pages of ten; one page of the first was still to come, then four of the second.
+    assert store.asked == [(6, 35, 2.5, queued * PAGE_BYTES) for queued in (0, 1, 4)]
 
 
 def test_an_error_of_the_store_reaches_the_server_and_nobody_waits() -> None:
@@ -281,36 +307,15 @@ def test_a_save_that_waited_too_long_is_dropped(monkeypatch: pytest.MonkeyPatch)
     assert side.tally.pages_saved == 3
 
 
-def test_pages_that_are_there_from_the_start_are_saved_before_anything_is_served() -> None:
+def test_pages_that_are_there_from_the_start_are_saved_in_parts_that_fit_the_memory() -> None:
     store = DictNamespace()
+    keys = page_keys(7)
+    save_now(store, keys, np.zeros((3, PAGE_BYTES), np.uint8))
     side = timed(store)
-    side.save_now(page_keys(7))
-    assert side.lookup(page_keys(7)) == 7
+    loading = side.load(keys)
+    loading.wait(WAIT_S)
     side.close()
-
-
-def test_a_store_with_prefetch_is_asked_for_it() -> None:
-    asked: list[int] = []
-
-    class Handle:
-        def wait(self, timeout_s: float) -> None:
-            asked.append(-1)
-
-    class Prefetching(DictNamespace):
-        def prefetch(self, keys: U8, *, deadline_s: float) -> Handle:
-            asked.append(len(keys))
-            return Handle()
-
-    store = Prefetching()
-    keys = page_keys(2)
-    store.fill(keys)
-    side = timed(store)
-    for begin in (side.load, side.prefetch):
-        loading = begin(keys)
-        loading.wait(WAIT_S)
-        assert loading.ready == 2
-    side.close()
-    assert asked == [2, -1]
+    assert (loading.ready, side.tally.wrong_pages) == (7, 0)
 
 
 def _until(true: Any) -> None:

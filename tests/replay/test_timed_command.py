@@ -22,6 +22,7 @@ TIMED = [*SMALL, "--timed", "--seconds", "0.1"]
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GDSSTORE_ENGINE", "posix")
+    monkeypatch.setenv("GDSSTORE_HOST_CACHE", "16MiB")
 
 
 def run(*arguments: str) -> Any:

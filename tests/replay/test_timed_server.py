@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gdsstore.costing import leading
 from gdsstore.replay.timed_plan import TimedRequest
 from gdsstore.replay.timed_server import Served, TimedServer, VirtualClock
 from gdsstore.replay.truth import U8
@@ -18,62 +19,133 @@ RATE, BLOCK_TOKENS, PAGE_BYTES = 100.0, 100, 1 << 20  # a page computes in a sec
 
 
 class Loading:
-    def __init__(self, clock: VirtualClock, begin_s: float, pages: int, page_s: float) -> None:
-        self._clock, self._begin_s, self._page_s = clock, begin_s, page_s
-        self.pages = pages
-        self.end_s = begin_s + pages * page_s
+    """Pages that come at known times."""
+
+    def __init__(self, clock: VirtualClock, times: list[float]) -> None:
+        self._clock, self._times = clock, times
         self.stopped = False
 
     @property
+    def pages(self) -> int:
+        return len(self._times)
+
+    @property
     def ready(self) -> int:
-        come = (self._clock.now_s() - self._begin_s) / self._page_s + 1e-9
-        return max(0, min(self.pages, int(come)))
+        late = [at > self._clock.now_s() + 1e-9 for at in self._times]
+        return late.index(True) if True in late else len(late)
 
     @property
     def done(self) -> bool:
         return self.stopped or self.ready == self.pages
 
     def wait(self, timeout_s: float) -> None:
-        self._clock.sleep_until(min(self._clock.now_s() + timeout_s, self.end_s))
+        self._clock.sleep_until(min(self._clock.now_s() + timeout_s, max(self._times)))
 
     def cancel(self) -> None:
         self.stopped = True
 
 
-class Store:
-    """One drive, first come first served; a page takes `page_s`."""
+class Prefetching:
+    def __init__(self, store: Store, keys: list[bytes]) -> None:
+        self._store, self._keys = store, keys
 
-    def __init__(self, clock: VirtualClock, page_s: float, cost: CostModel | None = None) -> None:
-        self._clock, self._page_s, self._cost = clock, page_s, cost
+    @property
+    def pages(self) -> int:
+        return len(self._keys)
+
+    @property
+    def ready(self) -> int:
+        return self._store.warm(self._keys)
+
+    def cancel(self) -> None:
+        self._store.line = [(key, since) for key, since in self._store.line if key not in self._keys]
+
+
+class Store:
+    """One drive, a page at a time, loads before prefetches. What was prefetched stays in memory until it is loaded, and with
+    `keeps` for ever."""
+
+    def __init__(self, clock: VirtualClock, page_s: float, cost: CostModel | None, keeps: bool) -> None:
+        self._clock, self._page_s, self._cost, self._keeps = clock, page_s, cost, keeps
         self._there: set[bytes] = set()
+        self.line: list[tuple[bytes, float]] = []  # prefetches that have not begun, and since when they wait
+        self._come_s: dict[bytes, float] = {}  # when a prefetched page is in memory
         self._free_s = 0.0
         self.loaded = self.prefetched = 0
 
+    def _advance(self) -> float:
+        """The prefetches that have begun by now; the time."""
+        now_s = self._clock.now_s()
+        while self.line and max(self._free_s, self.line[0][1]) <= now_s:
+            key, since_s = self.line.pop(0)
+            self._come_s[key] = self._read(since_s)
+        return now_s
+
+    def _read(self, since_s: float) -> float:
+        self._free_s = max(since_s, self._free_s) + self._page_s
+        return self._free_s
+
+    def _learn(self, pages: int) -> None:
+        if self._cost is not None:
+            self._cost.observe_load(pages * PAGE_BYTES, pages * self._page_s)
+
+    def warm(self, keys: list[bytes]) -> int:
+        now_s = self._advance()
+        return leading(np.array([self._come_s.get(key, 1e9) <= now_s + 1e-9 for key in keys], np.bool_))
+
+    def _found(self, keys: U8) -> int:
+        return leading(np.array([key.tobytes() in self._there for key in keys], np.bool_))
+
+    def _worth(self, pages: int, rest_tokens: int, warm: int, wait_s: float, queued_bytes: int) -> int:
+        if self._cost is None or not pages:
+            return pages
+        advice = self._cost.advise(
+            pages=pages,
+            page_bytes=PAGE_BYTES,
+            page_tokens=BLOCK_TOKENS,
+            queued_bytes=queued_bytes,
+            cached_tokens=warm * BLOCK_TOKENS,
+            rest_tokens=rest_tokens,
+            wait_s=wait_s,
+        )
+        return advice.load_pages
+
+    @property
+    def _under_way_bytes(self) -> int:
+        return int(max(0.0, self._free_s - self._advance()) / self._page_s * PAGE_BYTES)
+
     def lookup(self, keys: U8) -> int:
-        there = [key.tobytes() in self._there for key in keys]
-        return there.index(False) if False in there else len(there)
+        found = self._found(keys)
+        warm = self.warm([bytes(key) for key in keys[:found]])
+        rest_tokens = (len(keys) - found) * BLOCK_TOKENS
+        return warm + self._worth(found - warm, rest_tokens, warm, 0.0, self._under_way_bytes)
 
     def load(self, keys: U8) -> Loading:
-        self.loaded += len(keys)
-        return self._begin(keys)
+        now_s = self._advance()
+        wanted = [bytes(key) for key in keys]
+        fresh = [key for key in wanted if key not in self._come_s]
+        self.loaded += len(fresh)
+        self._learn(len(fresh))
+        self._come_s |= {key: self._read(now_s) for key in fresh}
+        times = [self._come_s[key] for key in wanted]
+        if not self._keeps:
+            self._come_s = {key: at for key, at in self._come_s.items() if key not in wanted}
+        return Loading(self._clock, times)
 
-    def prefetch(self, keys: U8) -> Loading:
-        self.prefetched += len(keys)
-        return self._begin(keys)
-
-    def _begin(self, keys: U8) -> Loading:
-        loading = Loading(self._clock, max(self._clock.now_s(), self._free_s), len(keys), self._page_s)
-        self._free_s = loading.end_s
-        if self._cost is not None:
-            self._cost.observe_load(len(keys) * PAGE_BYTES, len(keys) * self._page_s)
-        return loading
+    def prefetch(self, keys: U8, input_tokens: int, wait_s: float) -> Prefetching | None:
+        now_s, found = self._advance(), self._found(keys)
+        queued_bytes = self._under_way_bytes + len(self.line) * PAGE_BYTES
+        worth = self._worth(found, max(0, input_tokens - found * BLOCK_TOKENS), 0, wait_s, queued_bytes)
+        wanted = [bytes(key) for key in keys[:worth]]
+        coming = {*self._come_s, *(key for key, _ in self.line)}
+        fresh = [key for key in wanted if key not in coming]
+        self.prefetched += len(fresh)
+        self._learn(len(fresh))
+        self.line += [(key, now_s) for key in fresh]
+        return Prefetching(self, wanted) if wanted else None
 
     def save(self, keys: U8) -> None:
         self._there |= {key.tobytes() for key in keys}
-
-    @property
-    def queued_bytes(self) -> int:
-        return int(max(0.0, self._free_s - self._clock.now_s()) / self._page_s * PAGE_BYTES)
 
 
 def request(arrival_s: float, pages: int, chat: int = 0) -> TimedRequest:
@@ -89,18 +161,18 @@ def served(
     *,
     prefetch: bool = False,
     cost: bool = False,
+    keeps: bool = False,
 ) -> tuple[Served, Store | None]:
     clock = VirtualClock()
     model = CostModel(prefill_tokens_s=RATE) if cost else None
-    store = None if page_s is None else Store(clock, page_s, model)
+    store = None if page_s is None else Store(clock, page_s, model, keeps)
     server = TimedServer(
         store,
         clock,
         prefill_tokens_s=RATE,
         block_tokens=BLOCK_TOKENS,
-        page_bytes=PAGE_BYTES,
         prefetch=prefetch,
-        cost=model,
+        gives_up=cost,
     )
     return server.run(requests), store
 
@@ -125,18 +197,26 @@ def test_what_earlier_prompts_left_is_loaded_at_the_turn() -> None:
 
 
 def test_a_prefetch_runs_while_the_request_waits() -> None:
-    found, store = served(CHAT, 0.25, prefetch=True)
-    # The last request's pages come behind the third's, from 11.0 to 12.0; its turn is at 11.01.
-    assert found.ttft_s == pytest.approx([3.0, 3.75, 1.01, 2.0 + 1.0])
-    assert found.load_s == pytest.approx([0.0, 0.75, 1.0, 0.99])
+    requests = [request(0.0, 4, chat) for chat in range(2)] + [request(10.0, 4, chat) for chat in range(2)]
+    found, store = served(requests, 0.25, prefetch=True)
+    # The last request's pages come behind the third's, from 11.0 on, while that one is computed.
+    assert found.ttft_s == pytest.approx([4.0, 8.0, 1.01, 2.0 + 0.01])
+    assert found.load_s == pytest.approx([0.0, 0.0, 1.0, 0.99])
     assert store is not None
-    assert (store.loaded, store.prefetched) == (3, 8)
+    assert (store.loaded, store.prefetched) == (6, 8)  # each turn took over what had not begun
+
+
+def test_what_is_in_memory_is_not_loaded_again() -> None:
+    found, store = served(CHAT, 0.25, prefetch=True, keeps=True)
+    assert found.ttft_s == pytest.approx([3.0, 3.75, 0.26, 0.26 + 1.0])
+    assert store is not None
+    assert (store.loaded, store.prefetched) == (3, 1)
 
 
 def test_a_prefetch_begins_at_the_arrival_also_while_the_server_waits_for_a_load() -> None:
-    requests = [request(0.0, 8), request(20.0, 8), request(21.0, 8)]
+    requests = [request(0.0, 8), request(0.0, 8, 1), request(20.0, 8), request(21.0, 8, 1)]
     found, _ = served(requests, 0.5, prefetch=True)
-    assert found.ttft_s == pytest.approx([8.0, 4.01, 24.0 + 4.0 + 0.01 - 21.0])
+    assert found.ttft_s == pytest.approx([8.0, 16.0, 4.01, 24.0 + 4.0 + 0.01 - 21.0])
 
 
 def test_pages_are_there_only_when_their_prompt_is_computed() -> None:

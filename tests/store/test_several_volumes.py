@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from gdsstore import ArgumentError, StoreError
-from tests.store.helpers import check, forget_catalog, make_keys, opaque, save, segments, small_store
+from gdsstore import ArgumentError, Store, StoreError
+from gdsstore.catalog.records import SegmentState
+from tests.store.helpers import WAIT_S, check, forget_catalog, make_keys, opaque, save, segments, small_store
 
 
 def test_pages_are_striped_over_volumes_and_found_again(tmp_path: Path) -> None:
@@ -45,3 +47,25 @@ def test_volumes_in_another_order_are_refused(tmp_path: Path) -> None:
         small_store([volumes[0], volumes[2], volumes[1]])
     with pytest.raises(ArgumentError, match="in this order"):
         small_store(volumes[:2])
+
+
+@pytest.mark.parametrize("capacity", ["64MiB", "16MiB"], ids=["it grows", "it reclaims"])
+def test_segments_made_ahead_do_not_spoil_the_striping(tmp_path: Path, capacity: str) -> None:
+    """One that is ready on the other drive is no reason to leave a half-filled one behind, or a drive unused."""
+    volumes = [tmp_path / "a", tmp_path / "b"]
+    with small_store(volumes, capacity=capacity, free_segments=1, maintain_interval_s=0.01) as store:
+        for turn in range(80):
+            assert save(opaque(store), make_keys(30, turn)).all_ok
+            until_some_are_free(store)
+        with store.catalog.read() as txn:
+            rows = [row for row in store.catalog.segments(txn) if row.filled]
+        assert sum(row.state is SegmentState.OPEN for row in rows) <= 2
+        used = [sum(row.filled for row in rows if row.volume == volume) for volume in (0, 1)]
+        assert min(used) > max(used) / 3
+
+
+def until_some_are_free(store: Store) -> None:
+    end = time.monotonic() + WAIT_S
+    while store.stats()["segments"]["free"] == 0:
+        assert time.monotonic() < end, "the maintainer makes none ready"
+        time.sleep(0.001)
