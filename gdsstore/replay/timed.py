@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+
+import numpy as np
 
 import gdsstore
 from gdsstore.bound import BoundNamespace
@@ -13,13 +16,15 @@ from gdsstore.replay.timed_plan import Schedule, TimedPlan, Variant
 from gdsstore.replay.timed_report import TimedReport, VariantReport, report_variant
 from gdsstore.replay.timed_server import RealClock, Served, TimedServer, VirtualClock
 from gdsstore.replay.timed_store import TimedStore, TimedTally, save_now
-from gdsstore.replay.truth import U8
+from gdsstore.replay.truth import KEY_BYTES, U8
 from gdsstore.replay.worker import BUFFER_BYTES, compile_checks
-from gdsstore.sizes import GiB
+from gdsstore.sizes import GiB, KiB
 from gdsstore.transfer.cost import CostSetting
 
 MODEL = "replay-timed"
 HOST_CACHE_BYTES = GiB  # where the settings ask for none
+WARM_UP_BYTES = 256 * KiB
+WARM_UP_LOADS = (2, 4, 16, 64)  # pages
 
 Progress = Callable[[Variant, int], None]
 """Called with the variant under way and how many of its requests are served."""
@@ -82,9 +87,10 @@ def _run(
         store.preallocate(schedule.unique_pages * align_up(page_bytes))
         namespace = _namespace(store, plan, schedule)
         namespace.clear()
+        _save_warm_up(store)
         save_now(namespace, schedule.there, _buffer(store, page_bytes))
     with _open(variant, plan, schedule) as store:
-        store.moving()  # starting the engine is no part of the first load
+        _warm_up(store)
         namespace = _namespace(store, plan, schedule)
         side = TimedStore(
             namespace, lambda: _buffer(store, page_bytes), store.config.io_deadline_s, schedule.block_tokens
@@ -95,6 +101,29 @@ def _run(
             side.close()
         namespace.clear()
         return report_variant(variant, served, side.tally, page_bytes), str(store.stats()["engine"])
+
+
+def _save_warm_up(store: gdsstore.Store) -> None:
+    namespace, keys = _warm_up_pages(store)
+    save_now(namespace, keys, _buffer(store, WARM_UP_BYTES))
+
+
+def _warm_up(store: gdsstore.Store) -> None:
+    """As a server that has been up for a while: the engine is started, what is compiled is loaded, and the cost model has seen
+    loads of growing size."""
+    namespace, keys = _warm_up_pages(store)
+    buffer, deadline_s = _buffer(store, WARM_UP_BYTES), store.config.io_deadline_s
+    if store.config.host_cache:
+        namespace.prefetch(keys[:1]).wait(deadline_s)
+    for first, last in itertools.pairwise((0, 1, *np.cumsum(WARM_UP_LOADS).tolist())):
+        namespace.load(keys[first:last], buffer[: last - first]).result(2 * deadline_s)
+    namespace.clear()
+
+
+def _warm_up_pages(store: gdsstore.Store) -> tuple[BoundNamespace, U8]:
+    layout = gdsstore.PageLayout.opaque(WARM_UP_BYTES, tag="warm-up")
+    keys = np.random.default_rng(0).integers(0, 256, (sum(WARM_UP_LOADS), KEY_BYTES), np.uint8)
+    return store.namespace(model=MODEL, layout=layout), keys
 
 
 def _namespace(store: gdsstore.Store, plan: TimedPlan, schedule: Schedule) -> BoundNamespace:

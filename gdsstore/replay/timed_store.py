@@ -69,6 +69,7 @@ class TimedStore:
         self._stop = False
         self._rate = FIRST_RATE
         self._buffers = [new_buffer(), new_buffer()]
+        self._save_buffer = new_buffer()
         self._page_bytes: int = self._buffers[0].shape[1]
         self._abandoned: list[tuple[PageResult, U8]] = []  # buffers that the drive may still use
         self._failure: Exception | None = None
@@ -207,7 +208,7 @@ class TimedStore:
         self.tally.wrong_pages += int(ok[wrong].sum())  # the memory of a page that missed may hold anything
 
     def _save_all(self) -> None:
-        buffer = self._new_buffer()
+        buffer = self._save_buffer
         rows = max(1, len(buffer) // 4)
         while (job := self._saves.get()) is not None:
             keys, deadline = job

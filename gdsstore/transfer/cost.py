@@ -25,6 +25,7 @@ PROBE_BYTES = MiB
 PROBE_SHARE = (
     0.005  # of the time spent computing, that may be lost to find out whether the drive has become faster
 )
+LEARNING = "learning how fast the drive is"
 SURPRISE = 3.0  # times faster or slower than predicted, twice in a row: this is another drive than the one measured before
 SAME_SIZE = (
     0.05  # variance of 1/bytes over its mean squared, below which bytes and fixed costs cannot be told apart
@@ -132,14 +133,19 @@ class CostModel:
             )
             load_s_of[0] = 0.0
             allowed = min(pages, max(1, self._loads.limit_bytes // page_bytes))
+            lesson = (
+                min(allowed, FIRST_BYTES // page_bytes) if self._loads.says_little(pages * page_bytes) else 0
+            )
             dear_s = np.maximum(load_s_of[: allowed + 1] * self._loads.errors.high - wait_s, 0.0)
             cheap_s = compute_s[: allowed + 1] * self._prefill_errors.low
             total_s = np.maximum(dear_s, cheap_s) if overlapped else dear_s + cheap_s
             best = int(total_s.argmin())
             reason = _reason(best, allowed, pages)
+            if lesson > best:
+                best, reason = lesson, LEARNING
             if best == 0 and pages:
                 probe = self._probe(min(allowed, max(1, PROBE_BYTES // page_bytes)), load_s_of, compute_s)
-                best, reason = (probe, "learning how fast the drive is") if probe else (best, reason)
+                best, reason = (probe, LEARNING) if probe else (best, reason)
             return Advice(best, float(load_s_of[best]), float(compute_s[best]), float(compute_s[0]), reason)
 
     def _probe(self, pages: int, load_s: Floats, compute_s: Floats) -> int:
@@ -204,13 +210,17 @@ class _Loads:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         self._fixed_s = self._byte_s = 0.0
-        self._floor = self._most = 0.0  # bytes
+        self._floor = self._most = self._ever = 0.0  # bytes
         self.surprises = 0  # in a row: above 0 slower than predicted, below 0 faster
         self.errors = _Errors()
 
     @property
     def limit_bytes(self) -> int:
-        return int(GROWTH * self._most) if self._seen else FIRST_BYTES
+        return max(FIRST_BYTES, int(GROWTH * self._most))
+
+    def says_little(self, nbytes: int) -> bool:
+        """Whether only small loads were seen, which tell what a load costs and not what a byte does, while this one is not."""
+        return self._ever < PROBE_BYTES <= nbytes
 
     def add(self, nbytes: int, seconds: float) -> None:
         if self._seen:
@@ -220,6 +230,7 @@ class _Loads:
         self._seen.append((float(nbytes), seconds))
         x, y = np.array(self._seen).T
         self._most = float(x.max())
+        self._ever = max(self._ever, self._most)
         # Relative errors count, so the fit is that of seconds a byte over 1/bytes.
         inverse, rate = 1.0 / x, y / x
         spread = float(inverse.var())

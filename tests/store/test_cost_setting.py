@@ -16,7 +16,7 @@ from tests.store.helpers import WAIT_S, load, make_keys, opaque, save, small_sto
 
 PAGE_BYTES, TOKENS = 65536, 64
 KEYS = make_keys(64)  # 4 MiB
-SLOW, FAST = 2e6, 2e9  # bytes a second
+SLOW, FAST = 8e6, 2e9  # bytes a second
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def open_at(path: Path, bytes_s: float, setting: str, **more: Any) -> Store:
 
 def teach(pages: BoundNamespace, times: int = 3) -> None:
     for turn in range(times):
-        assert load(pages, KEYS[: 4 + turn], PAGE_BYTES)[0].all_ok
+        assert load(pages, KEYS[: 16 + turn], PAGE_BYTES)[0].all_ok
 
 
 @pytest.fixture(params=["off", "advise"])
@@ -76,7 +76,7 @@ def test_advice_is_counted(path: Path) -> None:
 def test_what_a_slow_drive_has_is_not_worth_it_where_the_server_is_fast(path: Path) -> None:
     with open_at(path, SLOW, "enforce", prefill_tokens_s=100_000) as store:
         pages = tokens(store)
-        teach(pages)  # a page takes 33 ms to load, and 0.6 ms to compute
+        teach(pages)  # a page takes 8 ms to load, and 0.6 ms to compute
         assert pages.lookup(KEYS) < 8
         assert pages.contains(KEYS).all()  # they are there all the same
 

@@ -97,6 +97,19 @@ def test_a_drive_of_which_nothing_is_known_is_tried_with_little_and_then_more() 
     assert sizes[-1] == 1000 * PAGE_BYTES
 
 
+def test_small_loads_do_not_speak_for_large_ones() -> None:
+    """They tell what a load costs. Nobody would load anything any more, after one page that took a millisecond."""
+    model = CostModel(prefill_tokens_s=1e4)
+    for _ in range(10):
+        model.observe_load(4 * KiB, 0.001)
+    hit = {"pages": 400, "page_bytes": PAGE_BYTES, "page_tokens": PAGE_TOKENS}
+    advice = model.advise(**hit)
+    assert (advice.load_pages * PAGE_BYTES, advice.reason) == (FIRST_BYTES, "learning how fast the drive is")
+    model.observe_load(FIRST_BYTES, 1.0)  # and large ones speak: this drive is that slow
+    model.observe_load(FIRST_BYTES, 1.0)
+    assert model.advise(**hit).load_pages == 0
+
+
 def test_a_drive_that_recovers_is_found_out() -> None:
     world = World(1e6, 0.0, 1e4, 0.0, 0)
     for _ in range(50):
