@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -72,7 +73,10 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path) -> None:
         assert bench.poll() is None
         assert time.monotonic() < until
         time.sleep(0.02)
-    bench.send_signal(signal.SIGINT)
-    bench.communicate(timeout=120)
+    for _ in range(40):  # one that comes while a finalizer runs is lost: Python only prints it
+        bench.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            bench.communicate(timeout=3)
+            break
     assert bench.returncode != 0
     assert list(tmp_path.iterdir()) == []
