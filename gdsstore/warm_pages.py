@@ -206,7 +206,7 @@ class WarmPages:
         if len(fresh) == 0:
             return SaveResult(status)
         mine = call.take(fresh)
-        put = self._cached.put(mine.keys, mine.memory, self._rule.enters, call.deadline)
+        put = self._cached.put(mine.keys, mine.memory, self._rule.enters, call.deadline, until=call.deadline)
         status[fresh[put.room == Room.GRANTED]] = PageStatus.SAVED
         if put.due.any():
             self._cached.write(mine.keys[put.due], call.deadline)
@@ -220,7 +220,14 @@ class WarmPages:
     def _keep(self, call: Call, origin: Origin, raw: npt.NDArray[np.uint64] | None, drops: int) -> None:
         """Keep clean pages warm, unless some were dropped meanwhile. Never waits for the drive."""
         self._cached.put(
-            call.keys, call.memory, Standing.CLEAN, Deadline(0.0), origin=origin, raw=raw, drops=drops
+            call.keys,
+            call.memory,
+            Standing.CLEAN,
+            Deadline(0.0),
+            origin=origin,
+            raw=raw,
+            drops=drops,
+            until=call.deadline,
         )
 
     # --- prefetching ---

@@ -91,10 +91,12 @@ class CachedNamespace:
         origin: Origin = Origin.SAVE,
         raw: U64 | None = None,
         drops: int | None = None,
+        until: Deadline | None = None,
     ) -> PutResult:
         """Copy n pages of host memory in, as records. The pages are the caller's again when this returns.
 
-        `raw`: the raw checksum sums of their whole records, uint64 (n,); computed where they are not given. `drops`: what
+        `raw`: what the raw checksum sums of their whole records should be, uint64 (n,): pages that are something else by now do not
+        enter. `until`: what is copied later does not either, as the memory may hold something else by then. `drops`: what
         `self.drops` was before the pages were read from the drive, or saved to it: where something was dropped since, they do
         not enter. A record that is there already is not copied again: CLEAN makes it clean, DIRTY or TRIAL makes one on trial
         dirty. Raises ArgumentError, before anything is done, where the pages do not fit.
@@ -108,16 +110,19 @@ class CachedNamespace:
         with reservation:
             at = np.flatnonzero(reservation.granted)
             if len(at):
-                sums = self._copy_in(
-                    pages.take(at), reservation.address[at], None if raw is None else raw[at]
-                )
-                all_raw = np.zeros(n, np.uint64)
-                all_raw[at] = sums
-                visible = reservation.commit(reservation.granted, all_raw, standing)
+                sums = np.zeros(n, np.uint64)
+                sums[at] = self._copy_in(pages.take(at), reservation.address[at])
+                good = reservation.granted.copy()
+                if raw is not None:
+                    good &= sums == raw
+                if until is not None and until.passed:
+                    good[:] = False
+                visible = reservation.commit(good, sums, standing)
                 reservation.room[reservation.granted & ~visible] = Room.NO_ROOM
         return PutResult(reservation.room, due)
 
-    def _copy_in(self, pages: PageMemory, address: U64, raw: U64 | None) -> U64:
+    def _copy_in(self, pages: PageMemory, address: U64) -> U64:
+        """The raw checksum sums of what was copied."""
         inside = address[:, None] + (np.cumsum(pages.length, axis=1) - pages.length).astype(np.uint64)
         copy_ranges(
             np.ascontiguousarray(pages.address.ravel()),
@@ -127,8 +132,6 @@ class CachedNamespace:
         n, padding = len(address), self.record_bytes - self._page_bytes
         if padding:
             zero_ranges(address + np.uint64(self._page_bytes), np.full(n, padding, np.int64))
-        if raw is not None:
-            return raw
         return raw_sums(address, np.full(n, self.record_bytes, np.int64), np.zeros(n, np.int64))
 
     def _reserve(

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gdsstore import ConfigError, PageStatus, Store
+from gdsstore import ConfigError, PageStatus, Pieces, Store
 from gdsstore.engines.faults import parse_faults
 from gdsstore.engines.faulty import FaultyEngine
 from gdsstore.engines.posix import PosixEngine
 from gdsstore.engines.throttle import ThrottledEngine
+from gdsstore.memory.copying import copy_ranges
 from tests.store.helpers import WAIT_S, check, load, make_keys, opaque, save, small_store, truth
 
 KEYS = make_keys(60)
@@ -212,3 +213,34 @@ def test_a_damaged_page_on_the_drive_never_gets_warm(tmp_path: Path) -> None:
         assert handle.progress.warm == 59
         result, _ = load(pages, KEYS)
         assert np.flatnonzero(~result.ok).tolist() == [7]
+
+
+def test_what_a_caller_did_to_its_memory_does_not_enter_the_cache(tmp_path: Path) -> None:
+    """Two pages that are loaded into the same memory: one of them is not what its key says, for that caller alone."""
+    with small_store(tmp_path / "s") as store:
+        assert save(opaque(store), KEYS).all_ok
+    with warm_store(tmp_path / "s", chunk_bytes="64KiB") as store:
+        pages = opaque(store)
+        memory = np.zeros((30, 8192), np.uint8)
+        twice = np.concatenate([np.arange(30), np.arange(30)]) * 8192 + memory.ctypes.data
+        pages.load(KEYS, Pieces(twice, 8192, memory)).result(WAIT_S)
+        check(pages, KEYS)
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+def test_what_is_copied_after_the_deadline_does_not_enter_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    with warm_store(tmp_path / "s", write_policy=policy) as store:
+        pages, memory = opaque(store), truth(KEYS, 8192)
+
+        def late(*ranges: Any) -> None:
+            time.sleep(1.5)
+            memory[:] = 0xAB  # the caller's again
+            copy_ranges(*ranges)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("gdsstore.tiers.cached.copy_ranges", late)
+            pages.save(KEYS, memory, deadline_s=1.0).result(WAIT_S)
+        result, got = load(pages, KEYS)
+        assert (got[result.ok] == truth(KEYS, 8192)[result.ok]).all()
