@@ -2,62 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
-
 import numpy as np
 import numpy.typing as npt
 
+from gdsstore.bound_moving import MovingCalls
 from gdsstore.catalog.keys import index_keys
 from gdsstore.costing import leading
-from gdsstore.drive_pages import Call, DrivePages
-from gdsstore.engines.base import Op
-from gdsstore.errors import ConfigError
-from gdsstore.layered_calls import LayeredLoad
-from gdsstore.memory.device_views import describe_device, on_device
-from gdsstore.memory.views import PageMemory, Pages, describe
-from gdsstore.namespace import Keys, Namespace, as_key_array
-from gdsstore.prefetch import Prefetch
-from gdsstore.transfer.admission import Admission
+from gdsstore.namespace import Keys, as_key_array
 from gdsstore.transfer.cost import Advice, CostSetting
-from gdsstore.transfer.groups import LayerGroup
-from gdsstore.transfer.layered_rate import LoadRates
-from gdsstore.transfer.pipeline import OnLayers
-from gdsstore.transfer.policy_terms import State, TransferClass
-from gdsstore.transfer.results import LoadResult, PageStatus, SaveResult
-from gdsstore.waiting import Deadline
-
-if TYPE_CHECKING:
-    from gdsstore.device_moving import DeviceMoving
-    from gdsstore.store import Store
-
-log = logging.getLogger("gdsstore.store")
-
-# What becomes of the pages of a call that was never begun.
-UNSTARTED_LOAD = {State.EXPIRED: PageStatus.MISS_DEADLINE, State.REFUSED: PageStatus.MISS_BUSY}
-UNSTARTED_SAVE = {
-    State.EXPIRED: PageStatus.FAILED_DEADLINE,
-    State.REFUSED: PageStatus.FAILED_BUSY,
-    State.DROPPED: PageStatus.FAILED_DROPPED,
-}
-
-T = TypeVar("T")
 
 
-class BoundNamespace:
+class BoundNamespace(MovingCalls):
     """Pages of one namespace. Made by `Store.namespace`; thread-safe; lives as long as its store is open."""
-
-    def __init__(self, store: Store, namespace: Namespace) -> None:
-        self._store = store
-        self.namespace = namespace
-        self.digest = namespace.digest
-        self._page_bytes = namespace.layout.page_bytes
-        self._record_bytes = namespace.layout.record_bytes
-        self._drive = DrivePages(store, namespace)
-        self._rates = LoadRates()
-        self._warm = store.warm_pages(self._drive)
 
     # --- looking up: memory only, microseconds ---
 
@@ -118,145 +74,6 @@ class BoundNamespace:
             store.counters.looked_up(hits, len(index) - hits)
             return found
 
-    # --- moving ---
-
-    def save(self, keys: Keys, pages: Pages, *, deadline_s: float | None = None) -> Future[SaveResult]:
-        """Store n pages. The result says for each key SAVED, ALREADY_THERE or FAILED_*.
-
-        `pages`: see `gdsstore.Pages`; each must have the layout's `page_bytes`. The memory must stay as it is until the future
-        is done. When it is, the pages are visible (some of them earlier); a key that comes twice is saved once.
-        Raises ArgumentError at once where keys and pages do not fit; then nothing was done.
-        """
-        array = as_key_array(keys)
-        memory, moving = self._memory(pages, len(array), writable=False)
-        deadline = self._deadline(deadline_s)
-        return self._store.submit(
-            lambda admission: (self._warm or self._drive).save(
-                Call(array, memory, moving, deadline, admission)
-            ),
-            TransferClass.OFFLOAD,
-            len(array) * self._record_bytes,
-            deadline,
-            lambda state: SaveResult(np.full(len(array), UNSTARTED_SAVE[state], np.uint8)),
-        )
-
-    def load(self, keys: Keys, pages: Pages, *, deadline_s: float | None = None) -> Future[LoadResult]:
-        """Fetch n pages into the caller's memory. The result says for each key LOADED or MISS_* (and why).
-
-        The memory of a page that missed holds nothing to rely on. Raises ArgumentError as `save` does.
-        """
-        array = as_key_array(keys)
-        memory, moving = self._memory(pages, len(array), writable=True)
-        deadline = self._deadline(deadline_s)
-        return self._store.submit(
-            lambda admission: (self._warm or self._drive).load(
-                Call(array, memory, moving, deadline, admission)
-            ),
-            TransferClass.LOAD,
-            len(array) * self._record_bytes,
-            deadline,
-            lambda state: LoadResult(np.full(len(array), UNSTARTED_LOAD[state], np.uint8)),
-        )
-
-    def load_layers(
-        self,
-        keys: Keys,
-        pages: Pages,
-        on_layers: OnLayers,
-        *,
-        compute_s_per_layer: float | None = None,
-        groups: Sequence[LayerGroup] | None = None,
-        deadline_s: float | None = None,
-    ) -> Future[LoadResult]:
-        """As `load`, layer by layer from the drives, so that the forward can begin before the last layers are there.
-
-        `on_layers(first, last, ok)` is called for layers `first` to `last` (not included), in order, from a thread of the store's,
-        once they are in the caller's memory for the pages where `ok`, bool (n,), is true. In the end it was called for all
-        layers, whatever happened; only of a call that was cancelled before it began it never hears. It must be quick, since the
-        load stands still meanwhile, and not wait for other calls of the store's. What it raises is logged. The `open` of a
-        `gdsstore.transfer.pipeline.LayerGate` is one to wait with.
-
-        Layers are handed out BEFORE their page is verified: that takes all of its bytes. The result tells, and what was computed
-        from a page that missed in it must be thrown away.
-
-        `compute_s_per_layer`: seconds that the forward takes for one layer, where that is known; the layers are grouped by it and
-        by what loads took so far. `groups`: take these instead. Pages whose layout has no layers come in one group.
-        Raises ArgumentError as `load` does, and for groups that do not fit.
-        """
-        array = as_key_array(keys)
-        memory, moving = self._memory(pages, len(array), writable=True)
-        deadline = self._deadline(deadline_s)
-        rate = self._rates.of(None if moving is None else moving.device)
-        layered = LayeredLoad(
-            self.namespace.layout,
-            rate,
-            len(array),
-            on_layers,
-            compute_s_per_layer,
-            groups,
-            on_device=moving is not None,
-        )
-
-        def load(admission: Admission) -> LoadResult:
-            call = Call(array, memory, moving, deadline, admission)
-            return layered.run(lambda: self._drive.load(call, layered=layered))
-
-        return self._store.submit(
-            load,
-            TransferClass.LOAD,
-            len(array) * self._record_bytes,
-            deadline,
-            lambda state: layered.unstarted(UNSTARTED_LOAD[state]),
-        )
-
-    def prefetch(self, keys: Keys, *, deadline_s: float | None = None) -> Prefetch:
-        """Start to bring pages into the host cache, for a load that is expected within `deadline_s`. Call it as early as the keys
-        are known: what is needed soonest is brought first, and loads go before.
-
-        The earliest pages are usable while later ones still come; a load waits for those that are on their way. Where earlier
-        prefetches turned out to be for nothing, only the head of this one is made. Raises ConfigError without `host_cache`.
-        """
-        warm = self._warm
-        if warm is None:
-            raise ConfigError("there is no host cache to prefetch into; set host_cache")
-        array = as_key_array(keys)
-        deadline = self._deadline(deadline_s)
-        array = array[: self._store.cache.worth_prefetching(len(array))] if len(array) else array
-        handle = Prefetch([key.tobytes() for key in array], len(keys))
-        digest = self.digest
-        handle.begin(
-            self._store.submit(
-                lambda admission: warm.prefetch(array, deadline, admission, handle),
-                TransferClass.PREFETCH,
-                len(array) * self._record_bytes,
-                deadline,
-                lambda state: LoadResult(np.full(len(array), UNSTARTED_LOAD[state], np.uint8)),
-                frozenset((digest, key) for key in handle.keys),
-            )
-        )
-        warm.prefetches.add(handle)
-        return handle
-
-    def in_place(self, pages: Pages, count: int) -> npt.NDArray[np.bool_]:
-        """Which of `count` pages the drive reads and writes where they are, so that only their memory can be in use after a call;
-        the others go through memory of the store's. Shape (n,). Raises ArgumentError as `load` does."""
-        memory, moving = self._memory(pages, count, writable=False)
-        route = (moving or self._store.moving()).route(Op.READ, self._record_bytes, count)
-        return route.mover.in_place(memory, self._record_bytes)
-
-    def _memory(self, pages: Pages, count: int, *, writable: bool) -> tuple[PageMemory, DeviceMoving | None]:
-        """Where the pages of a call are, and what moves them; None: what moves host memory, which the call makes itself."""
-        if not on_device(pages):
-            return describe(pages, count, self._page_bytes, writable=writable), None
-        found = describe_device(pages, count, self._page_bytes, writable=writable)
-        with self._store.using():
-            moving = self._store.device_moving(found.device)
-            moving.check_page(self._record_bytes)
-            return moving.memory_of(found), moving
-
-    def _deadline(self, deadline_s: float | None) -> Deadline:
-        return Deadline(self._store.config.io_deadline_s if deadline_s is None else deadline_s)
-
     # --- deleting ---
 
     def delete(self, keys: Keys) -> npt.NDArray[np.bool_]:
@@ -279,7 +96,7 @@ class BoundNamespace:
         with self._store.using() as store:
             if self._warm is not None:
                 self._warm.clear(self._deadline(None))
-            store.directory.describe_namespace(self.namespace)  # the mark is kept with it
+            store.directory.describe_namespace(self.identity)  # the mark is kept with it
             store.directory.mark_cleared(self.digest, store.sequencer.take())
             dropped = 0
             with store.catalog.read() as txn:

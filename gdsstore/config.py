@@ -17,6 +17,8 @@ from gdsstore.choices import AutoOff, Durability, EngineName, GpuEngineName
 from gdsstore.engines import routes
 from gdsstore.engines.routes import PathSetting
 from gdsstore.errors import ConfigError
+from gdsstore.sealing import rules
+from gdsstore.sealing.secret import Secret
 from gdsstore.settings import Kind, Setting, choice, setting
 from gdsstore.sizes import GiB, KiB, MiB, TiB, format_size
 from gdsstore.sources import ENV_PREFIX, Given, env_name, from_environment, from_file
@@ -114,6 +116,21 @@ class Config:
         low=0.1,
         high=3600,
     )
+    encryption_key_file: str | None = setting(
+        None,
+        "Safety",
+        Kind.PATH,
+        "File with the key that pages are encrypted with on the drives: 32 bytes, or 64 hex digits, or base64; only its owner may "
+        "read it. None: pages are not encrypted. See docs/encryption.md.",
+        optional=True,
+    )
+    encryption_key: Secret | None = setting(
+        None,
+        "Safety",
+        Kind.KEY,
+        "The key itself, as hex or base64, for secrets that come in the environment. Not from a config file.",
+        optional=True,
+    )
 
     engine: EngineName = choice(
         EngineName.AUTO,
@@ -204,6 +221,19 @@ class Config:
         "What a save does with a host cache. write_through: to the drive, and the page stays warm; write_back: to the drive when "
         "its room is needed, at a flush, or at close (what the process holds when it dies is lost); write_through_selective: to "
         "the drive at the second use; never: to the drive only.",
+    )
+    share_host_cache: bool = setting(
+        False,
+        "Memory",
+        Kind.SWITCH,
+        "Keep the host cache in memory that other processes of the same user can map and read, as the node daemon does for its "
+        "clients. Huge pages cost a little more to get.",
+    )
+    daemon: AutoOff = choice(
+        AutoOff.AUTO,
+        "Memory",
+        "Load from the shared host cache of a node daemon. auto: where the store directory has its socket, and this process has no "
+        "host cache of its own; what comes from there is checked as if it came from the drive.",
     )
     staging_bytes: int = setting(
         256 * MiB,
@@ -319,10 +349,22 @@ class Config:
             for name, value in keywords.items()
             if value is not None or name not in SETTINGS
         )
-        for given in (*from_file(file, env), *from_environment(env), *from_keywords):
+        in_file = tuple(from_file(file, env))
+        for given in in_file:
+            if given.name in SETTINGS and SETTINGS[given.name].kind is Kind.KEY:
+                raise ConfigError(
+                    f"{given.name} must not stand in a config file; name a file of its own in encryption_key_file",
+                    source=given.source,
+                )
+        for given in (*in_file, *from_environment(env), *from_keywords):
             values[given.name], sources[given.name] = _read(given), given.source
         _check_together(DEFAULTS | values, sources)
         return cls(**values)
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether pages are encrypted on the drives."""
+        return self.encryption_key_file is not None or self.encryption_key is not None
 
     def segment_bytes_for(self, capacity: int) -> int:
         """The size in bytes of the segments of a new store of `capacity` bytes.
@@ -346,6 +388,8 @@ def _read(given: Given) -> Any:
     try:
         return SETTINGS[given.name].read(given.value, given.from_text)
     except ValueError as error:
+        if SETTINGS[given.name].kind is Kind.KEY:  # neither the value nor what was said of it
+            raise ConfigError(f"{given.written} {error}", source=given.source) from None
         raise ConfigError(f"{given.written} {error}", value=repr(given.value), source=given.source) from error
 
 
@@ -360,6 +404,7 @@ def _unknown(given: Given) -> ConfigError:
 
 def _check_together(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     routes.check(values["path"], values["strict"])
+    rules.check(values)
     if values["chunk_bytes"] > values["staging_bytes"]:
         _refuse(
             "staging_bytes must hold at least one chunk_bytes",

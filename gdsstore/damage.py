@@ -15,12 +15,12 @@ from gdsstore.catalog.lost import give_up
 from gdsstore.catalog.records import SegmentState
 
 if TYPE_CHECKING:
-    from gdsstore.store import Store
+    from gdsstore.store_core import StoreCore
 
 log = logging.getLogger("gdsstore.store")
 
 
-def report_damage(store: Store, segment: npt.NDArray[np.uint32], slot: npt.NDArray[np.uint32]) -> None:
+def report_damage(store: StoreCore, segment: npt.NDArray[np.uint32], slot: npt.NDArray[np.uint32]) -> None:
     """Log and count damaged pages, naming their files."""
     store.counters.add("damaged_pages", len(segment))
     for segment_id in np.unique(segment).tolist():
@@ -29,7 +29,7 @@ def report_damage(store: Store, segment: npt.NDArray[np.uint32], slot: npt.NDArr
         log.error("segment %s: %d damaged pages, dropped; slots %s", name, len(slots), slots[:16])
 
 
-def drop_lost_segments(store: Store, segment_ids: Sequence[int]) -> None:
+def drop_lost_segments(store: StoreCore, segment_ids: Sequence[int]) -> None:
     """After failed reads: forget the pages of segments whose files are gone or cut short."""
     for segment_id in segment_ids:
         with store.catalog.read() as txn:

@@ -43,8 +43,10 @@ class _Way:
     saver: Saver
 
     def harvest(self, parts: Parts, fd: int, volume: int) -> None:
-        for (op, path), nbytes in self.engine.moved.take(fd).items():
-            parts.paths.add(path, self.engine.name, volume, op, nbytes)
+        for (op, path, cls), moved in self.engine.moved.take_labelled(fd).items():
+            parts.paths.add(
+                path, self.engine.name, volume, op, moved.nbytes, cls=cls, operations=moved.operations
+            )
 
 
 class Registration:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import stat
 import uuid
 from collections.abc import Sequence
@@ -13,12 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gdsstore.config import MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES
 from gdsstore.errors import ArgumentError, StoreDamagedError, StoreError, StoreVersionError, from_os_error
-from gdsstore.files import make_directory, read_small, write_atomic
-from gdsstore.namespace import Namespace, digest_of
+from gdsstore.files import make_directory, make_own_directory, read_small, write_atomic
+from gdsstore.namespace import Identity, digest_of
 from gdsstore.volume.format import FORMAT_VERSION
 
 log = logging.getLogger("gdsstore.store")
+
+# What json and the reading below raise on content that is not ours; deep nesting ends the recursion.
+NOT_OURS = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
+DIGEST_NAME = re.compile(r"[0-9a-f]{32}\.json")
+LAST_SEQUENCE = 1 << 62  # nanoseconds: a clear beyond it would leave no number for what is saved later
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class StoreDirectory:
             if not self.root.is_dir():
                 raise NotADirectoryError(20, "not a directory", str(self.root))
             for path in (self.catalog, self._namespaces):
-                make_directory(path)
+                make_own_directory(path)
         except FileExistsError as error:
             raise StoreError("the store's path is a file; give a directory", path=str(self.root)) from error
         except OSError as error:
@@ -89,34 +96,45 @@ class StoreDirectory:
         where = str(self._info)
         try:
             content = json.loads(read_small(self._info))
-            version = int(content["format_version"])
+            version = _whole(content["format_version"])
             if version > FORMAT_VERSION:
                 raise StoreVersionError(
                     f"the store has format version {version}, this program reads up to {FORMAT_VERSION}; use a newer gdsstore",
                     path=where,
                 )
-            volumes = tuple(self.root if path == "." else Path(path) for path in content["volumes"])
-            info = StoreInfo(bytes.fromhex(content["uuid"]), int(content["segment_bytes"]), volumes)
+            segment_bytes = _whole(content["segment_bytes"])
+            info = StoreInfo(bytes.fromhex(content["uuid"]), segment_bytes, self._volumes(content["volumes"]))
         except OSError as error:
             raise from_os_error(error, "cannot read store.json", StoreDamagedError) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except NOT_OURS as error:
             raise StoreDamagedError(
                 "store.json is damaged; restore it, or make a new store", path=where
             ) from error
-        if len(info.uuid) != 16 or info.segment_bytes <= 0 or not info.volumes:
+        right_size = MIN_SEGMENT_BYTES <= segment_bytes <= MAX_SEGMENT_BYTES
+        if len(info.uuid) != 16 or not right_size or segment_bytes & (segment_bytes - 1):
             raise StoreDamagedError("store.json is damaged; restore it, or make a new store", path=where)
         return info
 
+    def _volumes(self, names: Any) -> tuple[Path, ...]:
+        """The first is this directory, the others are whole paths, each another one. Raises ValueError or TypeError."""
+        if not isinstance(names, list) or names[:1] != ["."]:
+            raise ValueError("the first volume is where store.json is")
+        volumes = (self.root, *map(Path, names[1:]))
+        whole = all(path.is_absolute() and "\0" not in str(path) for path in volumes[1:])
+        if not whole or len(set(volumes)) != len(volumes):
+            raise ValueError("a volume is no whole path, or is named twice")
+        return volumes
+
     def check_volumes(self, info: StoreInfo, given: Sequence[Path]) -> None:
         """The given paths are the store's, and each further volume is the one that it was: mounted, not swapped."""
-        if len(given) > 1 and [p.resolve() for p in given] != [p.resolve() for p in info.volumes]:
+        if len(given) > 1 and [*map(os.path.realpath, given)] != [*map(os.path.realpath, info.volumes)]:
             raise ArgumentError(
                 f"the store has the volumes {', '.join(map(str, info.volumes))}; give these in this order, or the first alone"
             )
         for number, volume in enumerate(info.volumes[1:], 1):
             try:
                 mark = json.loads(read_small(volume / "volume.json"))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 raise StoreError(
                     "a volume of the store is not there; is its drive mounted?", path=str(volume)
                 ) from error
@@ -125,11 +143,13 @@ class StoreDirectory:
 
     # --- namespaces ---
 
-    def describe_namespace(self, namespace: Namespace) -> None:
+    def describe_namespace(self, namespace: Identity) -> None:
         """Keep what a digest stands for, for `inspect`. A file that is there and whole stays."""
         path = self._namespace_path(namespace.digest)
-        if not path.exists() or not self._read_namespace(path):
-            self._write_namespace(path, {"describes": namespace.describe(), "cleared_before": 0})
+        kept = self._read_namespace(path) if path.exists() else {}
+        if not kept or not _describes(kept, path):
+            cleared = kept.get("cleared_before", 0)
+            self._write_namespace(path, {"describes": namespace.describe(), "cleared_before": cleared})
 
     def mark_cleared(self, digest: bytes, sequence: int) -> None:
         """Pages of this namespace that were written up to `sequence` must not come back in a rebuild."""
@@ -141,7 +161,7 @@ class StoreDirectory:
         found = {}
         for path in sorted(self._namespaces.glob("*.json")):
             content = self._read_namespace(path)
-            if content and digest_of(content["describes"]).hex() == path.stem:
+            if content and _describes(content, path):
                 found[bytes.fromhex(path.stem)] = content["describes"]
         return found
 
@@ -158,11 +178,12 @@ class StoreDirectory:
     def _read_namespace(self, path: Path) -> dict[str, Any]:
         try:
             content = json.loads(read_small(path))
-            if isinstance(content["describes"], dict) and isinstance(content["cleared_before"], int):
-                bytes.fromhex(path.stem)
+            named = DIGEST_NAME.fullmatch(path.name) and isinstance(content["describes"], dict)
+            if named and 0 <= _whole(content["cleared_before"]) < LAST_SEQUENCE:
                 return dict(content)
-        except (OSError, ValueError, KeyError, TypeError):
-            log.warning("%s is damaged; the namespace's description is lost, its pages are not", path)
+        except (OSError, *NOT_OURS):
+            pass
+        log.warning("%s is damaged; the namespace's description is lost, its pages are not", path)
         return {}
 
     def _write_namespace(self, path: Path, content: dict[str, Any]) -> None:
@@ -170,6 +191,21 @@ class StoreDirectory:
             write_atomic(path, json.dumps(content, indent=1).encode())
         except OSError as error:
             raise from_os_error(error, "cannot write a namespace's description", StoreError) from error
+
+
+def _whole(value: Any) -> int:
+    """Raises TypeError for what is no whole number, which `true` and 1.0 are not."""
+    if type(value) is not int:
+        raise TypeError(f"not a whole number: {value!r}")
+    return value
+
+
+def _describes(content: dict[str, Any], path: Path) -> bool:
+    """Whether a namespace's file tells what the digest in its name stands for."""
+    try:
+        return digest_of(content["describes"]).hex() == path.stem
+    except RecursionError:
+        return False
 
 
 def as_paths(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -180,6 +216,8 @@ def as_paths(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
         raise ArgumentError("a store needs at least one path")
     if len(set(found)) != len(found):
         raise ArgumentError("a volume is named twice")
+    if any("\0" in str(path) for path in found):
+        raise ArgumentError("a path has no NUL in it", path=repr(found))
     for path in found:
         try:
             is_file = path.exists() and not stat.S_ISDIR(path.stat().st_mode)

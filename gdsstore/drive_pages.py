@@ -18,14 +18,15 @@ from gdsstore.damage import drop_lost_segments, report_damage
 from gdsstore.engines.base import Op
 from gdsstore.errors import GdsStoreError, VolumeError
 from gdsstore.layered_calls import LayeredLoad
+from gdsstore.layered_saves import LayeredSave
 from gdsstore.memory.views import PageMemory
-from gdsstore.namespace import Namespace
+from gdsstore.namespace import Identity
 from gdsstore.transfer.admission import Admission
+from gdsstore.transfer.commit import SaveJob
 from gdsstore.transfer.flight import Placed
 from gdsstore.transfer.load import Landed, LoadJob, load
 from gdsstore.transfer.mover import Mover
 from gdsstore.transfer.results import LoadResult, PageStatus, SaveResult
-from gdsstore.transfer.save import SaveJob
 from gdsstore.volume.format import Geometry
 from gdsstore.volume.tombstones import bury
 from gdsstore.waiting import Deadline
@@ -58,15 +59,15 @@ class Call:
 class DrivePages:
     """Thread-safe; lives as long as its store is open."""
 
-    def __init__(self, store: Store, namespace: Namespace) -> None:
+    def __init__(self, store: Store, namespace: Identity) -> None:
         self._store = store
         self.digest = namespace.digest
         self.page_bytes = namespace.layout.page_bytes
         self.record_bytes = namespace.layout.record_bytes
         self.geometry = Geometry.of(store.segment_bytes, self.record_bytes)
 
-    def save(self, call: Call) -> SaveResult:
-        """Write what is not there yet."""
+    def save(self, call: Call, layered: LayeredSave | None = None) -> SaveResult:
+        """Write what is not there yet. `layered`: writes layer by layer."""
         index, tag = index_keys(call.keys, self.digest)
         status = np.full(len(call), PageStatus.PENDING, np.uint8)
         with self._store.using() as store:
@@ -85,8 +86,11 @@ class DrivePages:
             result = SaveResult(status)
             if len(at):
                 route = (call.moving or store.moving()).route(Op.WRITE, self.record_bytes, len(at))
-                with route.timed(status):
-                    result = route.saver.save(job, status, call.deadline, call.admission)
+                if layered is None:
+                    with route.timed(status):
+                        result = route.saver.save(job, status, call.deadline, call.admission)
+                else:  # its time is the forward's
+                    result = layered.write(route.saver, job, status, call.deadline, call.admission)
             # A key that came again shares its first one's fate.
             again = np.flatnonzero(~fresh)
             fate = status[first[inverse[again]]]
@@ -122,12 +126,12 @@ class DrivePages:
         layered: LayeredLoad | None = None,
     ) -> LoadResult:
         """Read what is there. `landed` and `meanwhile`: see `transfer.load.load`; the former is told positions in the call.
-        `verify`: whatever the config says. `layered`: reads layer by layer, without those two."""
+        `verify`: whatever the config says. `layered`: reads layer by layer, without `meanwhile`."""
         index, tag = index_keys(call.keys, self.digest)
         status = np.full(len(call), PageStatus.MISS_ABSENT, np.uint8)
         with self._store.using() as store:
             where, rows = store.catalog.locate(index, tag)
-            at, placed = self._place(where, rows)
+            at, placed = self.place(where, rows)
             fit = call.admission.readable(placed.volume)
             status[at[~fit]] = PageStatus.MISS_VOLUME_SICK
             at, placed = at[fit], placed.take(fit)
@@ -145,7 +149,7 @@ class DrivePages:
 
             def still_there(pages: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
                 now, rows_now = store.catalog.locate(index[at[pages]], tag[at[pages]])
-                good = self._place(now, rows_now)[0]
+                good = self.place(now, rows_now)[0]
                 same = np.zeros(len(pages), np.bool_)
                 same[good] = (now.generation == job.where.generation[pages])[good]
                 return same
@@ -155,7 +159,9 @@ class DrivePages:
                 route = (call.moving or store.moving()).route(Op.READ, self.record_bytes, len(at))
                 with route.timed(status), store.cost.observed(lambda: self.record_bytes * result.loaded):
                     read = (
-                        partial(load, landed=landed, meanwhile=meanwhile) if layered is None else layered.read
+                        partial(load, landed=landed, meanwhile=meanwhile)
+                        if layered is None
+                        else partial(layered.read, landed=landed)
                     )
                     result = read(
                         route.mover,
@@ -171,7 +177,7 @@ class DrivePages:
             store.counters.outcome(result.reasons())
         return result
 
-    def _place(self, where: Locations, rows: dict[int, SegmentRow]) -> tuple[npt.NDArray[np.intp], Placed]:
+    def place(self, where: Locations, rows: dict[int, SegmentRow]) -> tuple[npt.NDArray[np.intp], Placed]:
         """Which pages can be read, and where they lie on the drives."""
         known = np.zeros(len(where.found), np.bool_)
         volume = np.zeros(len(where.found), np.int64)

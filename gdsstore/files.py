@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 from pathlib import Path
+
+from gdsstore.errors import StoreError
 
 MAX_SMALL_BYTES = 1 << 20
 
@@ -40,18 +43,34 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, for its owner only, and its parents, durably. Raises OSError."""
+    """Make a directory and the parents that lack, all for their owner only, durably. Raises OSError."""
     made = []
     for directory in (path, *path.parents):
         if directory.exists():
             break
         made.append(directory)
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for directory in reversed(made or [path]):  # mkdir's own `parents` would give them a mode by the umask
+        directory.mkdir(mode=0o700, exist_ok=True)
     for directory in made:
         with contextlib.suppress(
             PermissionError
         ):  # a parent that may be written but not listed cannot be opened
             sync_directory(directory.parent)
+
+
+def make_own_directory(path: Path) -> None:
+    """Make a directory inside of a store's, which is there.
+
+    Raises OSError, and StoreError where something was put there through which the pages would be in other hands.
+    """
+    make_directory(path)
+    found = os.lstat(path)
+    if stat.S_ISLNK(found.st_mode):
+        raise StoreError("a symbolic link lies in place of a directory of the store; remove it", path=path)
+    if found.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
+        raise StoreError(
+            "a directory of the store belongs to another user; remove it", path=path, owner=found.st_uid
+        )
 
 
 def sync_directory(path: Path) -> None:

@@ -14,7 +14,7 @@ from gdsstore.engines.choose import make_engine
 from gdsstore.engines.device import DeviceEngine
 from gdsstore.errors import StoreClosedError
 from gdsstore.moving import Moving, Parts
-from gdsstore.observe.paths import PathRow
+from gdsstore.observe.paths import IoRow, PathRow, PathTotals
 from gdsstore.waiting import Deadline
 
 if TYPE_CHECKING:
@@ -82,9 +82,16 @@ class Movers:
 
     def path_report(self) -> list[PathRow]:
         """See `Store.path_report`."""
+        return self._counted().rows([str(volume.path) for volume in self._parts.volumes])
+
+    def io_report(self) -> list[IoRow]:
+        """The same by class too, with the requests that moved the bytes."""
+        return self._counted().io_rows([str(volume.path) for volume in self._parts.volumes])
+
+    def _counted(self) -> PathTotals:
         for moving in list(self._devices.values()):
             moving.count_paths()
-        return self._parts.paths.rows([str(volume.path) for volume in self._parts.volumes])
+        return self._parts.paths
 
     def sweep(self) -> None:
         """Let go of what belonged to I/O that was stuck and has ended."""

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gdsstore.catalog.allocate import SegmentPool
 from gdsstore.catalog.heat import Heat
@@ -23,12 +23,17 @@ from gdsstore.engines.base import Engine, Op
 from gdsstore.engines.paths import Path
 from gdsstore.memory.arena import Arena
 from gdsstore.memory.numa import node_of_path
+from gdsstore.memory.shared import SharedArena
 from gdsstore.observe.counters import Counters
 from gdsstore.observe.paths import PathTotals
+from gdsstore.sealing.cipher import PageCipher
+from gdsstore.sealing.side import SealingSide
 from gdsstore.sequence import Sequencer
+from gdsstore.transfer.chunk_counts import I64, Moved
+from gdsstore.transfer.commit import Commits
 from gdsstore.transfer.flight import Side
 from gdsstore.transfer.host_side import HostSide
-from gdsstore.transfer.mover import STALL_S, Moved, Mover
+from gdsstore.transfer.mover import STALL_S, Mover
 from gdsstore.transfer.results import PageStatus, Statuses
 from gdsstore.transfer.save import Saver
 from gdsstore.volume.files import SegmentFiles
@@ -44,16 +49,20 @@ LATE = (PageStatus.MISS_DEADLINE, PageStatus.FAILED_DEADLINE)
 
 def make_arena(config: Config, size_bytes: int, volume: Volume) -> Arena:
     """Memory as the config asks for it; with no NUMA node given, on that of the volume's drive."""
+    return Arena(size_bytes, **_wishes(config, volume))
+
+
+def make_shared_arena(config: Config, size_bytes: int, volume: Volume) -> SharedArena:
+    """The same, which other processes can map."""
+    return SharedArena(size_bytes, **_wishes(config, volume))
+
+
+def _wishes(config: Config, volume: Volume) -> dict[str, Any]:
     node = config.numa_node
     if node < 0:
         near = node_of_path(volume.path)
         node = -1 if near is None else near
-    return Arena(
-        size_bytes,
-        huge_pages=config.huge_pages.value,
-        numa_node=node,
-        pin=config.pin_host.value,
-    )
+    return {"huge_pages": config.huge_pages.value, "numa_node": node, "pin": config.pin_host.value}
 
 
 class Staging:
@@ -94,6 +103,7 @@ class Parts:
     health: Mapping[
         Op, Sequence[VolumeHealth]
     ]  # of each volume; a drive may take no writes and still read well
+    cipher: PageCipher | None = None  # where pages are encrypted
 
     def mover(self, engine: Engine, files: SegmentFiles, side: Side, moved: Moved | None = None) -> Mover:
         return Mover(
@@ -107,16 +117,15 @@ class Parts:
         )
 
     def saver(self, mover: Mover, chunk_bytes: int) -> Saver:
-        return Saver(
-            mover,
+        commits = Commits(
             self.pool,
             self.catalog,
             self.heat,
             self.sequencer,
             entry_salt(self.uuid),
-            chunk_bytes,
-            self.config.durability is Durability.COMMIT,
+            durable=self.config.durability is Durability.COMMIT,
         )
+        return Saver(mover, commits, chunk_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +160,16 @@ class Moving:
         self.files = SegmentFiles(engine, volumes, parts.segment_bytes, config.max_open_files)
         self.staging = Staging(lambda: make_arena(config, config.staging_bytes, volumes[0]))
         alignment = max(volume.direct.memory_alignment for volume in volumes)
-        side = HostSide(self.staging.arena, alignment, config.zero_copy)
+        side = (
+            HostSide(self.staging.arena, alignment, config.zero_copy)
+            if parts.cipher is None
+            else SealingSide(self.staging.arena, alignment, parts.cipher)
+        )
 
-        def moved(op: Op, nbytes: npt.NDArray[np.int64]) -> None:
+        def moved(op: Op, cls: str, nbytes: I64, operations: I64) -> None:
             for volume in np.flatnonzero(nbytes).tolist():
-                parts.paths.add(Path.HOST, engine.name, volume, op, int(nbytes[volume]))
+                counts = int(nbytes[volume]), int(operations[volume])
+                parts.paths.add(Path.HOST, engine.name, volume, op, counts[0], cls=cls, operations=counts[1])
 
         self.mover = parts.mover(engine, self.files, side, moved)
         self.saver = parts.saver(self.mover, config.chunk_bytes)

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,21 @@ KEY_BYTES = 32
 
 Keys: TypeAlias = npt.NDArray[np.uint8] | Sequence[bytes]
 """Page keys: 32-byte page hashes, as a uint8 array of shape (n, 32) or a sequence of bytes objects."""
+
+
+class Identity(Protocol):
+    """A namespace, as the drives know it: a Namespace, or what it is when its pages are sealed."""
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes."""
+
+    @property
+    def layout(self) -> PageLayout:
+        """Of its pages on the drives."""
+
+    def describe(self) -> dict[str, Any]:
+        """What the digest covers."""
 
 
 @dataclass(frozen=True, slots=True)

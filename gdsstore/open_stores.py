@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from gdsstore.errors import StoreBusyError
 
 if TYPE_CHECKING:
-    from gdsstore.store import Store
+    from gdsstore.store_core import StoreCore
 
 AFTER_FORK = "open stores behind the fork, or start the process with spawn"
 
-_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_stores: weakref.WeakSet[StoreCore] = weakref.WeakSet()
 _inherited: list[Path] = []  # directories of stores that were open when this process was forked
 _lock = threading.Lock()
 
 
-def claim(store: Store) -> None:
+def claim(store: StoreCore) -> None:
     """LMDB must not be opened twice in a process, so a store cannot be either. Raises StoreBusyError."""
     with _lock:
         for other in _stores:
@@ -38,7 +38,7 @@ def claim(store: Store) -> None:
         _stores.add(store)
 
 
-def let_go(store: Store) -> None:
+def let_go(store: StoreCore) -> None:
     """The store is closed: it may be opened again."""
     _stores.discard(store)
 

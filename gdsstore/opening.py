@@ -104,14 +104,14 @@ def open_parts(directory: StoreDirectory, locks: Locks, paths: Sequence[Path], c
             delete_catalog(directory.catalog)
             catalog = Catalog(directory.catalog, _map_bytes(config, capacity))
         if trust is Trust.REBUILD:
-            recovered = rebuild(catalog, volumes, info.uuid, directory.cleared())
+            recovered = rebuild(catalog, volumes, info.uuid, info.segment_bytes, directory.cleared())
             catalog.complete(info.uuid)
             if not fresh:
                 log.warning(
                     "catalog rebuilt (%s): %d pages in %d segments", why, recovered.pages, recovered.segments
                 )
         elif alone:
-            reconciled = reconcile(catalog, volumes, info.uuid)
+            reconciled = reconcile(catalog, volumes, info)
     except BaseException:
         catalog.close()
         raise
@@ -159,7 +159,7 @@ def _map_bytes(config: Config, capacity: int) -> int:
     return max(MIN_MAP_BYTES, capacity // MAP_SHARE // 4096 * 4096)
 
 
-def reconcile(catalog: Catalog, volumes: Sequence[Volume], store_uuid: bytes) -> Reconciled:
+def reconcile(catalog: Catalog, volumes: Sequence[Volume], info: StoreInfo) -> Reconciled:
     """Match the catalog's segments with the files that are there: drop what is gone, take in what is new."""
     found_out = Reconciled()
     with catalog.read() as txn:
@@ -186,7 +186,7 @@ def reconcile(catalog: Catalog, volumes: Sequence[Volume], store_uuid: bytes) ->
             continue
         # Its pages, if any, are not in the catalog: only a whole rebuild can tell which of them are the newest. So an unknown
         # segment of ours is made free, and a foreign one is left alone and counted against the capacity.
-        found = scan_segment(volume, segment_id, store_uuid)
+        found = scan_segment(volume, segment_id, info.uuid, info.segment_bytes)
         state = SegmentState.LOST if found.problem else SegmentState.FREE
         if found.problem and known is None:
             log.error("segment left out: %s", found.problem)

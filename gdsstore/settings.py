@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+import os
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from gdsstore.errors import ArgumentError
+from gdsstore.sealing.key import parse_key
+from gdsstore.sealing.secret import Secret
 from gdsstore.sizes import format_size, parse_size
 
 _TRUTH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
@@ -21,6 +24,8 @@ class Kind(StrEnum):
     SECONDS = "seconds"
     SWITCH = "true or false"
     CHOICE = "choice"
+    PATH = "path"
+    KEY = "key"  # a Secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,10 @@ class Setting:
                 return _switch(value, from_text)
             case Kind.CHOICE:
                 return self._choice(value)
+            case Kind.PATH:
+                return _path(value)
+            case Kind.KEY:
+                return _key(value)
 
     def show(self, value: object) -> str:
         """A value as a person would write it."""
@@ -72,7 +81,7 @@ class Setting:
         """The values that are let in, in words; empty where all of the type are."""
         if self.choices is not None:
             return ", ".join(self.choices)
-        if self.kind is Kind.SWITCH:
+        if self.kind in (Kind.SWITCH, Kind.PATH, Kind.KEY):
             return ""
         words = f"at least {self.show(self.low)}"
         if not math.isinf(self.high):
@@ -135,6 +144,21 @@ def _seconds(value: object, from_text: bool) -> float:
         if math.isfinite(seconds):
             return seconds
     raise ValueError("must be a number of seconds")
+
+
+def _path(value: object) -> str:
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if isinstance(path, str) and path:
+        return path
+    raise ValueError("must be a path")
+
+
+def _key(value: object) -> Secret:
+    secret = Secret(value) if isinstance(value, str) else value
+    if not isinstance(secret, Secret):
+        raise ValueError("must be a string")
+    parse_key(secret.reveal())
+    return secret
 
 
 def _switch(value: object, from_text: bool) -> bool:

@@ -24,7 +24,7 @@ from gdsstore.volume.volume import Volume
 from gdsstore.waiting import Deadline
 
 if TYPE_CHECKING:
-    from gdsstore.store import Store
+    from gdsstore.store_core import StoreCore
 
 log = logging.getLogger("gdsstore.store")
 
@@ -36,7 +36,7 @@ NOT_THE_DRIVE = (*NO_SPACE, errno.ENOENT)  # it has answered
 class SickVolumes:
     """For the one thread that calls `look`. A volume is tried in a thread of its own, since whatever touches it may hang there."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StoreCore) -> None:
         self._store = store
         self._stop = threading.Event()
         self._trying: dict[tuple[Op, int], threading.Thread] = {}

@@ -47,7 +47,7 @@ def from_file(file: str | os.PathLike[str] | None, env: Mapping[str, str]) -> It
         raise ConfigError(
             f"the config file cannot be read: {error.strerror}", path=file, errno=error.errno
         ) from error
-    except ValueError as error:  # not UTF-8, or not TOML
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or brackets in brackets without end
         raise ConfigError(f"the config file is not TOML: {error}", path=file) from error
     for name, value in table.items():
         yield Given(name, value, f"file {os.fspath(file)}", written=name)

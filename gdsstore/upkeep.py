@@ -1,11 +1,12 @@
-"""What a store does in the background: syncs, lets go of stuck I/O, tries sick volumes and, if this process is the maintainer,
-keeps room ready."""
+"""What a store does in the background: syncs, lets go of stuck I/O, tries sick volumes, tells the daemon of the node what
+this process did and, if this process is the maintainer, keeps room ready."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gdsstore.config import Durability
@@ -14,18 +15,19 @@ from gdsstore.sick_volumes import LOOK_S, SickVolumes
 from gdsstore.waiting import Deadline
 
 if TYPE_CHECKING:
-    from gdsstore.store import Store
+    from gdsstore.store_core import StoreCore
 
 log = logging.getLogger("gdsstore.store")
 
 REAP_EVERY_S = 30.0
+REPORT_S = 1.0  # between two reports to the daemon of the node
 MAX_UNSYNCED_SEGMENTS = 64  # each keeps a file open
 
 
 class Upkeep:
     """One daemon thread a store, started by its first use for writing or reading."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StoreCore) -> None:
         self._store = store
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -56,18 +58,26 @@ class Upkeep:
         return self._maintainer
 
     def _run(self) -> None:
+        turn, report = self._pause(), Deadline(REPORT_S)
         while not self._stop.is_set():
-            interval_s = self._store.config.maintain_interval_s
-            self._wake.wait(min(interval_s, LOOK_S) if self._some_sick else interval_s)
-            self._wake.clear()
+            self._wake.wait(min(turn.left_s, report.left_s))
             if self._stop.is_set():
                 return
-            try:
-                self.turn()
-            except GdsStoreError as error:
-                log.error("upkeep: %s", error)  # the next turn tries again
-            except OSError as error:
-                log.error("upkeep: %s", error)
+            if self._wake.is_set() or turn.passed:
+                self._wake.clear()
+                _try(self.turn)
+                turn = self._pause()
+            if report.passed:
+                _try(self._report)
+                report = Deadline(REPORT_S)
+
+    def _pause(self) -> Deadline:
+        """Until the next turn."""
+        interval_s = self._store.config.maintain_interval_s
+        return Deadline(min(interval_s, LOOK_S) if self._some_sick else interval_s)
+
+    def _report(self) -> None:
+        self._store.nodes.report(self._store.activity)
 
     def turn(self) -> None:
         """One round of everything that is due."""
@@ -103,3 +113,12 @@ class Upkeep:
             grown = store.pool.grow(store.placement.roomiest([i for i in short if ready.free[i] == least]))
         if grown is None and sum(ready.free) < wanted:
             store.reclaimer.reclaim_one()
+
+
+def _try(step: Callable[[], None]) -> None:
+    try:
+        step()
+    except (GdsStoreError, OSError) as error:
+        log.error("upkeep: %s", error)  # the next time it is tried again
+    except Exception:  # a bug: without upkeep nothing would be made durable, and no drive come back
+        log.exception("upkeep failed")

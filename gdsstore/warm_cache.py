@@ -11,8 +11,11 @@ import numpy as np
 from gdsstore.config import Config
 from gdsstore.drive_pages import Call, DrivePages
 from gdsstore.errors import StoreError
+from gdsstore.memory.arena import Arena
+from gdsstore.memory.shared import SharedMemory
 from gdsstore.memory.views import PageMemory
-from gdsstore.moving import make_arena
+from gdsstore.moving import make_arena, make_shared_arena
+from gdsstore.sealed_pages import SealedPages
 from gdsstore.sizes import MiB
 from gdsstore.tiers.cached import CachedNamespace
 from gdsstore.tiers.host import REGION_BYTES, HostCache
@@ -48,27 +51,45 @@ class WarmCache:
         self._config, self._volume = config, volume
         self._lock = threading.Lock()
         self._cache: HostCache | None = None
-        self._drives: dict[bytes, DrivePages] = {}
+        self._drives: dict[bytes, DrivePages | SealedPages] = {}
+        self._shared: SharedMemory | None = None
         self._closed = False
         self.copying, self.reading = Speed(), Speed()
         self._judged = self._wasted = 0.0
         self._seen = (0, 0)
 
-    def namespace(self, drive: DrivePages) -> CachedNamespace:
+    def namespace(self, drive: DrivePages | SealedPages) -> CachedNamespace:
         """Raises ArgumentError, StoreError where there is not enough memory."""
         with self._lock:
-            if self._closed:
-                raise StoreError("the host cache is closed")
-            if self._cache is None:
-                size = self._config.host_cache
-                region = min(REGION_BYTES, size // REGIONS // MiB * MiB or MiB)
-                self._cache = HostCache(
-                    lambda: make_arena(self._config, size, self._volume),
-                    self._write_back,
-                    region_bytes=region,
-                )
+            cache = self._opened()
             self._drives[drive.digest] = drive
-            return self._cache.namespace(drive.digest, drive.page_bytes)
+            return cache.namespace(drive.digest, drive.page_bytes)
+
+    def _opened(self) -> HostCache:
+        """With the lock held: the cache, which the first call makes."""
+        if self._closed:
+            raise StoreError("the host cache is closed")
+        if self._cache is None:
+            size = self._config.host_cache
+            region = min(REGION_BYTES, size // REGIONS // MiB * MiB or MiB)
+            self._cache = HostCache(self._make_arena, self._write_back, region_bytes=region)
+        return self._cache
+
+    def _make_arena(self) -> Arena:
+        size = self._config.host_cache
+        if not self._config.share_host_cache:
+            return make_arena(self._config, size, self._volume)
+        arena = make_shared_arena(self._config, size, self._volume)
+        self._shared = arena.shared
+        return arena
+
+    def shared(self) -> SharedMemory | None:
+        """The memory of the cache, for others to map; None where it is not shared. Raises as `namespace` does."""
+        if not self._config.host_cache or not self._config.share_host_cache:
+            return None
+        with self._lock:
+            self._opened()
+            return self._shared
 
     def _write_back(self, records: DirtyRecords, deadline: Deadline) -> SaveResult:
         drive = self._drives[records.namespace_digest]

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from gdsstore.drive_pages import Call, DrivePages
 from gdsstore.engines.base import Op
-from gdsstore.errors import DeadlineError, EngineError
+from gdsstore.layered_calls import LayeredLoad
+from gdsstore.layout import PageLayout
+from gdsstore.lending import Lent, lend
 from gdsstore.memory.views import PageMemory
 from gdsstore.prefetch import Prefetch, Prefetches
+from gdsstore.sealed_pages import SealedPages
 from gdsstore.tiers.cached import CachedNamespace
 from gdsstore.tiers.holds import Hold
 from gdsstore.tiers.policy import Standing, WritePolicy, save_rule
@@ -22,12 +26,16 @@ from gdsstore.transfer.admission import Admission
 from gdsstore.transfer.results import LoadResult, PageStatus, SaveResult, Statuses, Unfinished
 from gdsstore.waiting import Deadline
 from gdsstore.warm_cache import WarmCache
+from gdsstore.warm_copies import WarmCopies
+from gdsstore.warm_layers import WarmLayers
+
+if TYPE_CHECKING:
+    from gdsstore.store import Store
 
 log = logging.getLogger("gdsstore.store")
 
 Ints = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
-SLICE_BYTES = 4 << 20  # of the cache, between two looks at the drive
 PATIENCE = 0.5  # of a load's time, for what a prefetch is bringing
 LOOK_S = 0.05  # whether a load that waits was cancelled
 
@@ -40,13 +48,14 @@ class WarmPages:
 
     def __init__(
         self,
-        drive: DrivePages,
+        drive: DrivePages | SealedPages,
         cached: CachedNamespace,
         cache: WarmCache,
         policy: WritePolicy,
         later: Later,
     ) -> None:
         self._drive, self._cached, self._cache = drive, cached, cache
+        self._copies = WarmCopies(drive, cache)
         self._rule, self._later = save_rule(policy), later
         self.prefetches = Prefetches()
 
@@ -64,10 +73,14 @@ class WarmPages:
         coming, prefetches = self.prefetches.before_load(call.keys)
         with self._cached.get(call.keys) as hold:
             hits = np.flatnonzero(hold.found)
-            also_read = self._share(hits, len(call) - len(hits) - int((coming & ~hold.found).sum()))
+            also_read = self._copies.share(hits, len(call) - len(hits) - int((coming & ~hold.found).sum()))
             rest = np.union1d(np.flatnonzero(~hold.found & ~coming), also_read)
             copied = np.setdiff1d(hits, also_read)
-            copying = self._copy(call, hold, copied, status, unfinished)
+            copying = self._copies.copy(call, hold, copied, status, unfinished)
+            if call.moving is not None:
+                # Not beside the reads: who holds staging memory for these must not wait for more of it.
+                for _ in copying:
+                    pass
             if len(rest):
                 result = self._read(call.take(rest), copying)
                 status[rest] = result.status
@@ -76,12 +89,39 @@ class WarmPages:
                 pass
             # What the drive did not have is here all the same.
             again = also_read[status[also_read] >= PageStatus.MISS_ABSENT]
-            for _ in self._copy(call, hold, again, status, unfinished):
+            for _ in self._copies.copy(call, hold, again, status, unfinished):
                 pass
             self._write_due(call, hold)
         late = np.flatnonzero(coming & (status == PageStatus.MISS_ABSENT))
         if len(late):
             self._load_late(call, late, prefetches, status, unfinished)
+        return LoadResult(status, unfinished)
+
+    def load_layers(self, call: Call, layered: LayeredLoad, layout: PageLayout) -> LoadResult:
+        """As `load`, layer by layer. What a prefetch is bringing is read again."""
+        status = np.full(len(call), PageStatus.MISS_ABSENT, np.uint8)
+        self.prefetches.before_load(call.keys)
+        with self._cached.get(call.keys) as hold:
+            mover = self._drive.mover(call, Op.READ, len(call))
+            warm, rest = (
+                WarmLayers(call.memory, hold, layout, mover, call.deadline),
+                np.flatnonzero(~hold.found),
+            )
+            if call.moving is not None:  # not beside the reads: see `load`
+                warm.bring(0, layout.layers)
+            layered.beside(warm, rest)
+            unfinished = warm.unfinished
+            try:
+                if len(rest):
+                    result = self._read(call.take(rest), None, layered)
+                    status[rest] = result.status
+                    unfinished += result.unfinished
+            finally:
+                layered.tell_rest()  # while the records are held, whatever the drives' part has come to
+            good = warm.status == PageStatus.PENDING
+            status[warm.at] = np.where(good, PageStatus.LOADED, warm.status)
+            self._copies.count(int(np.count_nonzero(good)))
+            self._write_due(call, hold)
         return LoadResult(status, unfinished)
 
     def _load_late(
@@ -112,23 +152,15 @@ class WarmPages:
         mine, at = call.take(pages[here]), pages[here]
         with self._cached.get(mine.keys) as hold:
             found = np.full(len(mine), PageStatus.MISS_ABSENT, np.uint8)
-            for _ in self._copy(mine, hold, np.flatnonzero(hold.found), found, unfinished):
+            for _ in self._copies.copy(mine, hold, np.flatnonzero(hold.found), found, unfinished):
                 pass
             status[at] = found
             gone = at[~hold.found]
         return np.union1d(pages[~here], gone)
 
-    def _share(self, hits: Ints, misses: int) -> Ints:
-        """Which hits to read from the drive, the last ones, so that cache and drive are done at the same time."""
-        memory, drive = self._cache.copying.bytes_per_s, self._cache.reading.bytes_per_s
-        if not memory or not drive:
-            return hits[:0]
-        count = int((len(hits) * drive - misses * memory) / (memory + drive))
-        if count * self._drive.record_bytes < SLICE_BYTES:
-            return hits[:0]
-        return hits[len(hits) - count :]
-
-    def _read(self, call: Call, meanwhile: Iterator[None] | None) -> LoadResult:
+    def _read(
+        self, call: Call, meanwhile: Iterator[None] | None, layered: LayeredLoad | None = None
+    ) -> LoadResult:
         """From the drive into the caller's memory, and from there into the cache, where the host can see it."""
         raw = np.zeros(len(call), np.uint64)
         drops = self._cached.drops
@@ -137,45 +169,13 @@ class WarmPages:
             raw[pages] = sums
 
         start = time.monotonic()
-        result = self._drive.load(call, landed, meanwhile)
+        result = self._drive.load(call, landed, meanwhile, layered=layered)
         good = np.flatnonzero(result.ok)
         self._cache.reading.add(len(good) * self._drive.record_bytes, time.monotonic() - start)
         good = good[raw[good] != 0]  # without verification nobody knows what has come
         if call.moving is None and len(good) and not call.deadline.passed:
             self._keep(call.take(good), Origin.LOAD, raw[good], drops)
         return result
-
-    def _copy(
-        self, call: Call, hold: Hold, which: Ints, status: Statuses, unfinished: list[Unfinished]
-    ) -> Iterator[None]:
-        """Copy records to where they belong, a slice at a time."""
-        if len(which) == 0:
-            return
-        mover = self._drive.mover(call, Op.READ, len(which))
-        step = max(1, SLICE_BYTES // self._drive.record_bytes)
-        start, done = time.monotonic(), 0
-        for first in range(0, len(which), step):
-            part = which[first : first + step]
-            try:
-                late = mover.bring(
-                    hold.address[part], call.memory.take(part), self._drive.record_bytes, call.deadline
-                )
-            except DeadlineError:
-                status[which[first:]] = PageStatus.MISS_DEADLINE
-                return
-            except EngineError as error:
-                log.error("pages of the host cache could not be put in place: %s", error)
-                status[which[first:]] = PageStatus.MISS_IO
-                return
-            if late is not None:
-                unfinished.append(late)
-                status[which[first:]] = PageStatus.MISS_DEADLINE
-                return
-            status[part] = PageStatus.LOADED
-            self._drive.count({PageStatus.LOADED.name: len(part)})
-            done += len(part)
-            yield
-        self._cache.copying.add(done * self._drive.record_bytes, time.monotonic() - start)
 
     def _write_due(self, call: Call, hold: Hold) -> None:
         """Records on trial that were used again go to the drive, behind the call."""
@@ -263,6 +263,12 @@ class WarmPages:
         return LoadResult(status)
 
     # --- the rest ---
+
+    def lend(self, store: Store, keys: npt.NDArray[np.uint8], owner: str) -> Lent:
+        """See `lending.lend`. Nothing where the cache has other bytes than the drives, which nobody could check."""
+        if not isinstance(self._drive, DrivePages):
+            return Lent(None, len(keys), self._drive.record_bytes)
+        return lend(store, self._drive, self._cached, keys, owner)
 
     def contains(self, keys: npt.NDArray[np.uint8]) -> Mask:
         """Which pages are here. Shape (n,)."""

@@ -22,6 +22,7 @@ from gdsstore.config import (
     WritePolicy,
 )
 from gdsstore.errors import ConfigError
+from gdsstore.sealing.secret import Secret
 from gdsstore.sizes import GiB, KiB, MiB
 
 
@@ -76,14 +77,18 @@ def test_every_setting_can_be_set_from_the_environment() -> None:
         "offload_budget_s": ("4", 4.0), "volume_ops": ("99", 99),
         "drive_breaker": ("off", AutoOff.OFF), "host_cache": ("1GiB", GiB),
         "write_policy": ("write_back", WritePolicy.WRITE_BACK),
+        "share_host_cache": ("on", True), "daemon": ("off", AutoOff.OFF),
         "cost_model": ("enforce", CostSetting.ENFORCE), "prefill_tokens_s": ("9000", 9000),
     }  # fmt: skip
-    assert set(texts) == set(SETTINGS)
-    config = Config.load(env={f"GDSSTORE_{name.upper()}": text for name, (text, _) in texts.items()})
-    for name, (_, value) in texts.items():
-        found = getattr(config, name)
-        assert found == value, name
-        assert type(found) is type(value), name
+    keys = {"encryption_key_file": ("/run/key", "/run/key"), "encryption_key": ("ab" * 32, Secret("ab" * 32))}
+    assert {*texts, *keys} == set(SETTINGS)
+    # A key excludes the other one, and some of the rest.
+    for together in (texts, *({name: given} for name, given in keys.items())):
+        config = Config.load(env={f"GDSSTORE_{name.upper()}": text for name, (text, _) in together.items()})
+        for name, (_, value) in together.items():
+            found = getattr(config, name)
+            assert found == value, name
+            assert type(found) is type(value), name
 
 
 @pytest.mark.parametrize("written", ["capcity", "Capacity", "CAPACITY", "capacity_"])

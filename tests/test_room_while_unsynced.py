@@ -13,7 +13,7 @@ import pytest
 import gdsstore
 from gdsstore.catalog import allocate
 from gdsstore.engines.posix import PosixEngine
-from gdsstore.transfer import save
+from gdsstore.transfer import commit
 from gdsstore.volume.volume import write_entries
 
 PAGE_BYTES = 64 << 10
@@ -145,7 +145,7 @@ def test_a_sync_just_before_a_record_table_is_written_does_not_count_for_it(
             write_entries(*arguments)
             order.append("written")
 
-        monkeypatch.setattr(save, "write_entries", write)
+        monkeypatch.setattr(commit, "write_entries", write)
         monkeypatch.setattr(allocate.os, "fdatasync", lambda fd: order.append("synced"))
         namespace.save(fresh_keys(1), np.ones((1, PAGE_BYTES), np.uint8)).result(30)
         store.sync()

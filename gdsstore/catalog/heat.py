@@ -45,7 +45,8 @@ class Heat:
         self._lock = threading.Lock()
         header = MAGIC + self._stride.to_bytes(8, "little")
         try:
-            self._fd = _open_whole(path, header, self._stamp_offset)
+            most_bytes = self._stamp_offset + 4 * self._stride * MAX_SEGMENTS
+            self._fd = _open_whole(path, header, self._stamp_offset, most_bytes)
         except OSError as error:
             raise from_os_error(error, "cannot use the heat file", StoreError) from error
         self._segments = -1
@@ -139,8 +140,8 @@ def _signed(ticks: int) -> int:
     return (ticks + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
-def _open_whole(path: Path, header: bytes, least_bytes: int) -> int:
-    """A descriptor of the heat file, which has blocks on the drive for all of its at least `least_bytes` bytes.
+def _open_whole(path: Path, header: bytes, least_bytes: int, most_bytes: int) -> int:
+    """A descriptor of the heat file, which has blocks on the drive for all of its bytes: from `least_bytes` to `most_bytes`.
 
     A damaged file is replaced and not mended: others may have it mapped, and die where it is made shorter.
     """
@@ -151,7 +152,7 @@ def _open_whole(path: Path, header: bytes, least_bytes: int) -> int:
         pass
     else:
         size = os.fstat(fd).st_size
-        damaged = size < least_bytes or os.pread(fd, len(header), 0) != header
+        damaged = not least_bytes <= size <= most_bytes or os.pread(fd, len(header), 0) != header
         if not damaged:
             return _allocated(fd, size)
         os.close(fd)

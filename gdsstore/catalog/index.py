@@ -31,7 +31,7 @@ from gdsstore.catalog.records import (
     Run,
     SegmentRow,
 )
-from gdsstore.errors import StoreDamagedError, StoreError, from_os_error
+from gdsstore.errors import StoreBusyError, StoreDamagedError, StoreError, from_os_error
 
 MAX_READERS = 1024  # threads that may look up at the same time, over all processes
 _SEGMENT_KEY_BYTES = 4
@@ -66,6 +66,12 @@ class Catalog:
             self._extents = self._env.open_db(b"extents")
             self._segments = self._env.open_db(b"segments")
             self._meta = self._env.open_db(b"meta")
+        except lmdb.LockError as error:
+            raise StoreBusyError(
+                f"the catalog cannot be opened: {error}; another process with this process's id may have it open: containers "
+                "that share a store need one PID namespace (Docker: pid: host; Kubernetes: hostPID: true)",
+                path=str(directory),
+            ) from error
         except lmdb.Error as error:
             raise StoreDamagedError(f"the catalog cannot be opened: {error}", path=str(directory)) from error
         except BaseException:

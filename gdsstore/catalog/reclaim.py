@@ -32,6 +32,7 @@ class Ready(NamedTuple):
 class ReclaimCounts:
     segments: int = 0
     pages: int = 0
+    nbytes: int = 0  # of those pages' records
 
 
 def coldness(ages_s: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
@@ -114,10 +115,12 @@ class Reclaimer:
                 return None
             if self._heat.protected(row.segment_id, self._grace_s):
                 return None
-            self.counts.pages += self._catalog.drop_pages(txn, row.segment_id)
+            dropped = self._catalog.drop_pages(txn, row.segment_id)
             freed = now.with_(state=SegmentState.FREE, filled=0)
             self._catalog.put_segment(txn, freed)
         self.counts.segments += 1
+        self.counts.pages += dropped
+        self.counts.nbytes += dropped * row.slot_bytes
         return freed
 
     def shrink(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -64,6 +65,9 @@ SEGMENT = np.dtype(
     ]
 )
 
+_SEGMENT_ROW = struct.Struct("<HHIQQII")  # the same: a tenth of what numpy takes for a single row
+assert _SEGMENT_ROW.size == SEGMENT.itemsize
+
 VALUE_SIZES = {
     "pages": (PAGE.itemsize,),
     "segments": (SEGMENT.itemsize,),
@@ -101,9 +105,7 @@ class SegmentRow:
 
     @classmethod
     def decode(cls, segment_id: int, raw: bytes) -> SegmentRow:
-        volume, state, slot_count, slot_bytes, generation, filled, _ = np.frombuffer(raw, SEGMENT, 1)[
-            0
-        ].item()
+        volume, state, slot_count, slot_bytes, generation, filled, _ = _SEGMENT_ROW.unpack(raw)
         return cls(segment_id, volume, SegmentState(state), slot_bytes, slot_count, generation, filled)
 
     def with_(self, **changes: object) -> SegmentRow:

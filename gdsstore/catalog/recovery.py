@@ -43,13 +43,18 @@ class Recovered:
     left_out: list[int] = field(default_factory=list)  # ids of segments that cannot be used
 
 
-def scan_segment(volume: Volume, segment_id: int, store_uuid: bytes) -> Found:
+def scan_segment(volume: Volume, segment_id: int, store_uuid: bytes, segment_bytes: int) -> Found:
     """Read one segment's superblock and table. A segment that cannot be used comes back as LOST, with the reason."""
     try:
         superblock = volume.read_superblock(segment_id)
         if superblock.store_uuid != store_uuid:
             raise GdsStoreError(
                 "the segment belongs to another store", path=str(volume.segment_path(segment_id))
+            )
+        if superblock.geometry.segment_bytes != segment_bytes:  # it also says how large a table is to be read
+            raise GdsStoreError(
+                f"the superblock says {superblock.geometry.segment_bytes} bytes a segment, the store {segment_bytes}",
+                path=str(volume.segment_path(segment_id)),
             )
         with volume.table(segment_id) as fd:
             os.posix_fadvise(fd, 0, superblock.geometry.data_offset, os.POSIX_FADV_WILLNEED)
@@ -84,12 +89,16 @@ def _valid(entries: Entries, superblock: Superblock) -> Entries:
 
 
 def rebuild(
-    catalog: Catalog, volumes: Sequence[Volume], store_uuid: bytes, cleared: dict[bytes, int]
+    catalog: Catalog,
+    volumes: Sequence[Volume],
+    store_uuid: bytes,
+    segment_bytes: int,
+    cleared: dict[bytes, int],
 ) -> Recovered:
     """Fill an empty catalog. `cleared`: for a namespace digest, the sequence up to which its pages were cleared."""
     result = Recovered()
     scans = [
-        scan_segment(volume, segment_id, store_uuid)
+        scan_segment(volume, segment_id, store_uuid, segment_bytes)
         for volume in volumes
         for segment_id in sorted(volume.segment_ids())
     ]

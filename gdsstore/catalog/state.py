@@ -36,6 +36,7 @@ log = logging.getLogger("gdsstore.catalog")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 CHECK_TIMEOUT_S = 120.0
 LOCK_TIMEOUT_S = 60.0
+USERS = "users.lock"
 
 
 class Trust(Enum):
@@ -56,7 +57,7 @@ class Locks:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._users = self._file("users.lock")
+        self._users = self._file(USERS)
         self._maintainer = self._file("maintainer.lock")
         self.fds = [self._users, self._maintainer]
 
@@ -86,10 +87,19 @@ class Locks:
             os.close(fd)
 
     def alone(self) -> bool:
-        """Whether no other process has the store open; call inside `opening`. Keeps the shared lock either way."""
+        """Whether no other process has the store open; call inside `opening`. Keeps the shared lock either way.
+
+        Nobody is alone once the store was deleted: another one may be in its place, whose users this lock knows nothing of.
+        """
         alone = _try_lock(self._users, fcntl.LOCK_EX)
         fcntl.flock(self._users, fcntl.LOCK_SH)
-        return alone
+        return alone and self._there()
+
+    def _there(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._users), os.lstat(self._directory / USERS))
+        except OSError:
+            return False
 
     def try_maintainer(self) -> bool:
         """Become the maintainer, if there is none."""
@@ -127,9 +137,10 @@ def read_state(path: Path) -> State:
     try:
         values = json.loads(read_small(path))
         known = {name: values[name] for name in State.__dataclass_fields__}
-        if [type(v) for v in known.values()] == [str, bool, int, str]:
+        right = [type(v) for v in known.values()] == [str, bool, int, str]
+        if right and 0 <= known["capacity_bytes"] < 1 << 63:
             return State(**known)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     return State()
 

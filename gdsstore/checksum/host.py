@@ -79,8 +79,8 @@ def _first_bad(address: U64, nbytes: I64, first_block: I64) -> int:
 
 
 @njit()
-def _range_sum(words: npt.NDArray[np.uint64], first: np.uint64, keys: U64) -> np.uint64:
-    """`words`: shape (blocks, 512)."""
+def range_sum(words: npt.NDArray[np.uint64], first: np.uint64, keys: U64) -> np.uint64:
+    """For kernels: the raw sum of `words`, shape (blocks, 512), the blocks `first` and on of a record."""
     blocks = words.shape[0]
     quarter = blocks // 4
     raw = _ZERO
@@ -126,5 +126,5 @@ def _raw_sums(address: U64, nbytes: I64, first_block: I64, keys: U64, out: U64) 
     for i in range(address.size):
         if nbytes[i] > 0:
             words = _view(_pointer(address[i]), (nbytes[i] // BLOCK_BYTES, BLOCK_WORDS))
-            out[i] = _range_sum(words, np.uint64(first_block[i]), keys)
+            out[i] = range_sum(words, np.uint64(first_block[i]), keys)
     return -1

@@ -34,12 +34,16 @@ class Op(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RangePlan:
-    """N byte ranges, as four arrays of length N. Ranges must not overlap in memory (READ) or in a file (WRITE)."""
+    """N byte ranges, as four arrays of length N. Ranges must not overlap in memory (READ) or in a file (WRITE).
+
+    `label`: what they are for, in the caller's words. Engines that count bytes count them by it; else it means nothing to them.
+    """
 
     fd: I32  # file descriptors, each attached to the engine
     file_offset: I64  # bytes
     address: U64  # memory addresses
     length: I64  # bytes, > 0
+    label: str = ""
 
     def __len__(self) -> int:
         return len(self.fd)
@@ -50,7 +54,9 @@ class RangePlan:
 
     def take(self, index: npt.NDArray[np.intp] | slice) -> RangePlan:
         """The plan of some of the ranges."""
-        return RangePlan(self.fd[index], self.file_offset[index], self.address[index], self.length[index])
+        return RangePlan(
+            self.fd[index], self.file_offset[index], self.address[index], self.length[index], self.label
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ def cut(plan: RangePlan, limit_bytes: int) -> Pieces:
         plan.file_offset[source] + skip,
         plan.address[source] + skip.astype(np.uint64),
         np.minimum(plan.length[source] - skip, limit_bytes),
+        plan.label,
     )
     return Pieces(pieces, source)
 

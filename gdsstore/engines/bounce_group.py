@@ -118,4 +118,6 @@ class Group:
 
     def _count(self, moved: PathCounters) -> None:
         for fd in np.unique(self._plan.fd).tolist():
-            moved.add(self.op, Path.BOUNCE, int(self._moved[self._plan.fd == fd].sum()), fd)
+            mine = self._moved[self._plan.fd == fd]
+            nbytes, operations = int(mine.sum()), int(np.count_nonzero(mine))
+            moved.add(self.op, Path.BOUNCE, nbytes, fd, operations=operations, label=self._plan.label)

@@ -32,7 +32,9 @@ class Detour:
         self._device, self._moved = device, moved
         self._buffers = threading.local()
 
-    def move(self, op: Op, fd: int, file_offset: int, address: int, length: int) -> tuple[int, int]:
+    def move(
+        self, op: Op, fd: int, file_offset: int, address: int, length: int, label: str = ""
+    ) -> tuple[int, int]:
         """Bytes moved and errno. EFAULT where the device memory cannot be reached."""
         # To the driver, an address that is not the device's is host memory: it would be written to.
         if not self._device.holds(address, length):
@@ -46,7 +48,7 @@ class Detour:
                 log.warning("%s", str(error))
                 return done, errno.EFAULT
             done += moved
-            self._moved.add(op, Path.BOUNCE, moved, fd)
+            self._moved.add(op, Path.BOUNCE, moved, fd, label=label)
             if code or moved < step:
                 # O_DIRECT cannot go on from the odd end of a file: that is a short transfer, as `moved` says.
                 return done, code
@@ -88,7 +90,8 @@ class DetourEngine(WorkerEngine):
 
     def _transfer(self, op: Op, plan: RangePlan) -> WorkTransfer:
         known = self._files.sizes(plan.fd) >= 0
-        plan = RangePlan(np.where(known, plan.fd, -1), plan.file_offset, plan.address, plan.length)
+        fd = np.where(known, plan.fd, -1)
+        plan = RangePlan(fd, plan.file_offset, plan.address, plan.length, plan.label)
         return _DetourTransfer(op, plan, self.give_up, self._detour)
 
 
@@ -98,4 +101,4 @@ class _DetourTransfer(SingleTransfer):
         self._detour = detour
 
     def _move_one(self, index: int, fd: int, file_offset: int, address: int, length: int) -> tuple[int, int]:
-        return self._detour.move(self.op, fd, file_offset, address, length)
+        return self._detour.move(self.op, fd, file_offset, address, length, self.plan.label)

@@ -166,7 +166,7 @@ class _FaultyTransfer(Transfer):
         nothing = (short & (length == 0)) | lost
         self._errno[nothing] = 0
         self._moved[lost] = plan.length[lost]
-        self._plan = RangePlan(plan.fd, offset, address, length)
+        self._plan = RangePlan(plan.fd, offset, address, length, plan.label)
 
         late = (kinds == FaultKind.DELAY) | (kinds == FaultKind.HANG)
         now = np.flatnonzero(~late & ~nothing & (kinds != FaultKind.ERRNO))

@@ -176,7 +176,7 @@ class KvikioEngine(WorkerEngine, DeviceEngine):
             code = errno_of(op, error)
             return (0, code) if code is not None else self._move_again(op, place, error)
         direct = target.direct and file.direct and self.path is Path.DIRECT
-        self.moved.add(op, Path.DIRECT if direct else Path.COMPAT, moved, place.fd)
+        self.moved.add(op, Path.DIRECT if direct else Path.COMPAT, moved, place.fd, label=place.label)
         return moved, 0
 
     def _move_again(self, op: Op, place: Place, error: RuntimeError) -> tuple[int, int]:
@@ -195,6 +195,7 @@ class Place(NamedTuple):
     file_offset: int
     address: int
     length: int
+    label: str = ""
 
 
 class Target(NamedTuple):
@@ -217,4 +218,4 @@ class _KvikioTransfer(SingleTransfer):
         buffer = DeviceView(int(self._base[index]), int(self._size[index]))
         registered, direct = bool(self._registered[index]), bool(self._direct[index])
         target = Target(buffer, address - buffer.address, registered, direct)
-        return self._engine.move(self.op, Place(fd, file_offset, address, length), target)
+        return self._engine.move(self.op, Place(fd, file_offset, address, length, self.plan.label), target)

@@ -117,6 +117,6 @@ class NixlGdsEngine(NixlEngine, DeviceEngine):
     def _moved_by_nixl(self, op: Op, plan: RangePlan) -> None:
         direct = aligned(plan) if self.path is Path.DIRECT else np.zeros(len(plan), np.bool_)
         for fd in np.unique(plan.fd).tolist():
-            mine = plan.fd == fd
-            self.moved.add(op, Path.DIRECT, int(plan.length[mine & direct].sum()), fd)
-            self.moved.add(op, Path.COMPAT, int(plan.length[mine & ~direct].sum()), fd)
+            for path, taken in ((Path.DIRECT, direct), (Path.COMPAT, ~direct)):
+                length = plan.length[(plan.fd == fd) & taken]
+                self.moved.add(op, path, int(length.sum()), fd, operations=len(length), label=plan.label)

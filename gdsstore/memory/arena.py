@@ -13,7 +13,7 @@ from gdsstore.errors import ArgumentError, StoreClosedError
 from gdsstore.layout import ALIGNMENT
 from gdsstore.memory import numa
 from gdsstore.memory.cuda import load_driver
-from gdsstore.memory.hugepages import PageKind, map_ladder
+from gdsstore.memory.hugepages import PageGrant, PageKind, Place, map_ladder
 from gdsstore.memory.lease import ArenaStats, Lease
 from gdsstore.memory.leased import LeasedMemory, whole_slots
 from gdsstore.memory.mapping import HostMemory
@@ -34,6 +34,17 @@ class Grant:
     numa_node: int | None  # None: not bound, or not where it was asked for
     pinned: bool
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How an arena's memory is to be."""
+
+    huge_pages: bool
+    prefault: bool
+    deadline: Deadline
+    place: Place
+    sysfs: Path
 
 
 class Arena(LeasedMemory):
@@ -68,14 +79,8 @@ class Arena(LeasedMemory):
             if mode not in ("auto", "off"):
                 raise ArgumentError(f'{name} must be "auto" or "off"', given=mode)
         placement = Placement(numa_node, sysfs)
-        pages = map_ladder(
-            size_bytes,
-            huge_pages=huge_pages == "auto",
-            prefault=prefault,
-            deadline=Deadline(timeout_s),
-            place=placement.place,
-            sysfs=sysfs,
-        )
+        wishes = Wishes(huge_pages == "auto", prefault, Deadline(timeout_s), placement.place, sysfs)
+        pages = self._map(size_bytes, wishes)
         memory = HostMemory(pages.address, pages.length)
         not_pinned = _pin(memory, pin, cuda_driver)
         super().__init__(memory, size_bytes, slot_bytes)
@@ -97,6 +102,16 @@ class Arena(LeasedMemory):
         if memory is None:
             raise StoreClosedError("the arena was closed")
         return memory.array[: self.size_bytes]
+
+    def _map(self, size_bytes: int, wishes: Wishes) -> PageGrant:
+        return map_ladder(
+            size_bytes,
+            huge_pages=wishes.huge_pages,
+            prefault=wishes.prefault,
+            deadline=wishes.deadline,
+            place=wishes.place,
+            sysfs=wishes.sysfs,
+        )
 
     def _give_back(self) -> bool:
         if self._memory is not None:

@@ -22,6 +22,7 @@ from gdsstore.waiting import Deadline
 SYSFS = Path("/sys")
 GIB = 1 << 30
 HUGE_2M = 2 << 20
+ANONYMOUS, SHARED = "AnonHugePages:", "ShmemPmdMapped:"  # huge pages in smaps
 
 _POPULATE_CHUNK_BYTES = 256 << 20  # how much is zeroed between two looks at the clock: well under a second
 
@@ -90,6 +91,15 @@ def populate(address: int, length: int, deadline: Deadline) -> None:
         at += chunk
 
 
+def check_available(size_bytes: int) -> None:
+    """Raises StoreError where fewer bytes are there: the kernel would not refuse, but kill a process half-way through touching."""
+    room = available_bytes()
+    if room is not None and size_bytes > room:
+        raise StoreError(
+            "not enough memory is available; ask for less", size_bytes=size_bytes, available_bytes=room
+        )
+
+
 def _hugetlb(
     kind: PageKind, page_bytes: int, size_bytes: int, deadline: Deadline, place: Place, notes: list[str]
 ) -> tuple[int, int]:
@@ -98,7 +108,7 @@ def _hugetlb(
     if size_bytes < page_bytes or (page_bytes == GIB and size_bytes % GIB):
         notes.append(f"{kind.value}: {size_bytes} bytes are not whole pages")
         return 0, 0
-    length = _round_up(size_bytes, page_bytes)
+    length = round_up(size_bytes, page_bytes)
     flags = syscalls.MAP_HUGETLB | (page_bytes.bit_length() - 1) << syscalls.MAP_HUGE_SHIFT
     try:
         address = syscalls.map_anonymous(length, flags)
@@ -135,14 +145,10 @@ def _ordinary(
     sysfs: Path,
 ) -> PageGrant:
     """Transparent huge pages where the kernel gives them, else base pages."""
-    room = available_bytes() if prefault else None
-    if room is not None and size_bytes > room:
-        # The kernel would not refuse, but kill a process half-way through the touching.
-        raise StoreError(
-            "not enough memory is available; ask for less", size_bytes=size_bytes, available_bytes=room
-        )
-    huge_bytes = _transparent_bytes(sysfs)
-    length = _round_up(size_bytes, mmap.PAGESIZE)
+    if prefault:
+        check_available(size_bytes)
+    huge_bytes = huge_page_bytes(sysfs)
+    length = round_up(size_bytes, mmap.PAGESIZE)
     try:
         address = _map_aligned(length, huge_bytes)
     except OSError as error:
@@ -153,8 +159,8 @@ def _ordinary(
         advised = _advise(address, length, huge_pages, huge_bytes, notes, sysfs)
         place(address, length, False)
         if prefault:
-            _touch(address, length, deadline)
-            granted = advised and _verified(address, length, huge_bytes, notes)
+            touch(address, length, deadline)
+            granted = advised and verified(address, length, huge_bytes, notes)
         else:
             granted = advised
             notes.append("not pre-faulted: which pages are granted shows at the first touch")
@@ -187,7 +193,8 @@ def _advise(
     return huge_pages
 
 
-def _touch(address: int, length: int, deadline: Deadline) -> None:
+def touch(address: int, length: int, deadline: Deadline) -> None:
+    """`populate` fresh memory, on old kernels too. Raises StoreError where there is not enough, or DeadlineError."""
     try:
         populate(address, length, deadline)
     except DeadlineError:
@@ -207,10 +214,12 @@ def _touch(address: int, length: int, deadline: Deadline) -> None:
         ) from error
 
 
-def _verified(address: int, length: int, huge_bytes: int, notes: list[str]) -> bool:
+def verified(
+    address: int, length: int, huge_bytes: int, notes: list[str], counted_as: str = ANONYMOUS
+) -> bool:
     """Whether the touched range lies on huge pages: advice is no promise (fragmentation, limits)."""
     whole = length // huge_bytes * huge_bytes
-    found = transparent_bytes(address, length)
+    found = transparent_bytes(address, length, counted_as=counted_as)
     if found is None:
         notes.append(f"{PageKind.TRANSPARENT.value}: advised, but /proc/self/smaps cannot be read to check")
         return True
@@ -222,9 +231,12 @@ def _verified(address: int, length: int, huge_bytes: int, notes: list[str]) -> b
     return found * 2 >= whole
 
 
-def transparent_bytes(address: int, length: int, smaps: Path = Path("/proc/self/smaps")) -> int | None:
-    """Bytes of a range on transparent huge pages. The kernel counts by mapping, and neighbours of a kind merge into
-    one mapping, so the count may include neighbours; it is never above `length`. None where not readable.
+def transparent_bytes(
+    address: int, length: int, smaps: Path = Path("/proc/self/smaps"), counted_as: str = ANONYMOUS
+) -> int | None:
+    """Bytes of a range on transparent huge pages, which the kernel counts as ANONYMOUS or SHARED ones. It counts by mapping, and
+    neighbours of a kind merge into one mapping, so the count may include neighbours; it is never above `length`. None where not
+    readable.
     """
     total, inside = 0, False
     try:
@@ -234,7 +246,7 @@ def transparent_bytes(address: int, length: int, smaps: Path = Path("/proc/self/
                 if "-" in head:
                     first, last = (int(part, 16) for part in head.split("-"))
                     inside = first < address + length and address < last
-                elif inside and head == "AnonHugePages:":
+                elif inside and head == counted_as:
                     total += int(line.split()[1]) * 1024
     except (OSError, ValueError):
         return None
@@ -244,7 +256,7 @@ def transparent_bytes(address: int, length: int, smaps: Path = Path("/proc/self/
 def _map_aligned(length: int, alignment: int) -> int:
     """Ordinary memory at a multiple of `alignment`, which mmap does not promise: map more, and give back the ends."""
     raw = syscalls.map_anonymous(length + alignment)
-    address = _round_up(raw, alignment)
+    address = round_up(raw, alignment)
     if address > raw:
         syscalls.unmap(raw, address - raw)
     tail = raw + length + alignment - (address + length)
@@ -253,7 +265,7 @@ def _map_aligned(length: int, alignment: int) -> int:
     return address
 
 
-def _transparent_bytes(sysfs: Path) -> int:
+def huge_page_bytes(sysfs: Path = SYSFS) -> int:
     """The size of a transparent huge page: 2 MiB, but 512 MiB on ARM with 64 KiB base pages."""
     text = _read(sysfs / "kernel/mm/transparent_hugepage/hpage_pmd_size")
     return int(text) if text.isdigit() else HUGE_2M
@@ -266,5 +278,6 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _round_up(value: int, multiple: int) -> int:
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `value`."""
     return -(-value // multiple) * multiple

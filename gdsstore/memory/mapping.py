@@ -21,9 +21,10 @@ class HostMemory:
     after its arena was closed is a mistake, but not a crash.
     """
 
-    def __init__(self, address: int, length: int) -> None:
+    def __init__(self, address: int, length: int, *, writable: bool = True) -> None:
         self.address = address
         self.length = length
+        self._writable = writable
         self._registrations: list[pinning.Registration] = []  # at most one; shared with the finalizer
         self._finalizer = weakref.finalize(self, _free, address, length, self._registrations)
         # The process's end unmaps anyway, and until then the kernel may be writing.
@@ -31,7 +32,12 @@ class HostMemory:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        return {"shape": (self.length,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+        return {
+            "shape": (self.length,),
+            "typestr": "|u1",
+            "data": (self.address, not self._writable),
+            "version": 3,
+        }
 
     @property
     def array(self) -> npt.NDArray[np.uint8]:
@@ -40,7 +46,7 @@ class HostMemory:
 
     def pin(self, cuda_driver: Any | None) -> str | None:
         """Page-lock all bytes for CUDA; None, or the reason why they are not."""
-        result = pinning.register(self.address, self.length, cuda_driver)
+        result = pinning.register(self.address, self.length, cuda_driver, writable=self._writable)
         if isinstance(result, str):
             return result
         self._registrations.append(result)

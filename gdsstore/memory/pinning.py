@@ -18,12 +18,15 @@ log = logging.getLogger(__name__)
 
 # From cuda.h. Portable: pinned for every context, not only the one at hand.
 _PORTABLE = 1
+_READ_ONLY = (
+    8  # for memory that this process cannot write; the driver refuses it where the device cannot either
+)
 _NOT_INITIALIZED = 3
 # The driver is shutting down, or the context or registration is gone already: nothing is pinned any more.
 _GONE = frozenset({4, 709, 713})
 
 
-def register(address: int, length: int, driver: Any | None) -> Registration | str:
+def register(address: int, length: int, driver: Any | None, *, writable: bool = True) -> Registration | str:
     """Pin `length` bytes at `address`; or the reason why they are not pinned."""
     if driver is None:
         return f"not pinned: the loader finds no {LIBRARY}"
@@ -34,11 +37,12 @@ def register(address: int, length: int, driver: Any | None) -> Registration | st
     code = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
     if code:
         return f"not pinned: cuDevicePrimaryCtxRetain gave {error_name(driver, code)}"
+    flags = _PORTABLE if writable else _PORTABLE | _READ_ONLY
     code = within(
         driver,
         context,
         lambda: driver.cuMemHostRegister_v2(
-            ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_uint(_PORTABLE)
+            ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_uint(flags)
         ),
     )
     if code:

@@ -16,8 +16,10 @@ MAP_FIXED = 0x10
 MAP_HUGETLB = 0x40000
 MAP_HUGE_SHIFT = 26
 MADV_HUGEPAGE = 14
+MADV_DONTDUMP = 16
 MADV_NOHUGEPAGE = 15
 MADV_POPULATE_WRITE = 23  # Linux 5.14
+MADV_COLLAPSE = 25  # Linux 6.1
 
 # glibc has no wrappers for these; numbers from the kernel's syscall tables.
 _NUMBERS = {
@@ -58,6 +60,24 @@ def map_over(address: int, length: int) -> None:
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
     if _libc.mmap(address, length, protection, kind, -1, 0) != address:
         raise _last_error()
+
+
+def reserve(length: int) -> int:
+    """Address space that nothing can be read from or written to, for `map_shared`; its address."""
+    address: int | None = _libc.mmap(None, length, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    if address is None or address == _MAP_FAILED:
+        raise _last_error()
+    return address
+
+
+def map_shared(fd: int, length: int, *, writable: bool, address: int | None = None) -> int:
+    """Map the first `length` bytes of a file, shared with all who map it; in the place of what is at `address`, or anywhere."""
+    protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+    kind = mmap.MAP_SHARED | (0 if address is None else MAP_FIXED)
+    mapped: int | None = _libc.mmap(address, length, protection, kind, fd, 0)
+    if mapped is None or mapped == _MAP_FAILED:
+        raise _last_error()
+    return mapped
 
 
 def unmap(address: int, length: int) -> None:

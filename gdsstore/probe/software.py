@@ -68,8 +68,11 @@ def _kind(tree: Tree, environ: Mapping[str, str]) -> str | None:
         return "kubernetes"
     if tree.exists("/.dockerenv") or "/docker/" in cgroup:
         return "docker"
-    if tree.exists("/run/.containerenv"):
+    # podman mounts no marker into a read-only root, and like other managers says what it is to the first process.
+    if tree.exists("/run/.containerenv") or environ.get("container") == "podman":
         return "podman"
+    if environ.get("container"):
+        return "other"
     return "other" if any(name in cgroup for name in ("containerd", "lxc", "crio")) else None
 
 

@@ -13,7 +13,7 @@ from gdsstore.memory.copying import copy_ranges, zero_ranges
 from gdsstore.memory.views import PageMemory, checked
 from gdsstore.namespace import Keys, as_key_array
 from gdsstore.tiers.core import Core
-from gdsstore.tiers.holds import Hold, Reservation
+from gdsstore.tiers.holds import Hold, Loan, Reservation
 from gdsstore.tiers.policy import Standing
 from gdsstore.tiers.room import make_room
 from gdsstore.tiers.rows import I32, U8, U64, Mask, Origin, Room, State
@@ -62,6 +62,34 @@ class CachedNamespace:
             core.tally.misses += len(picked) - ready
             due = shelf.hit(picked, ready)
         return Hold(core, shelf, picked, due.view(np.bool_))  # pinned: nobody changes these rows
+
+    def lend(self, keys: Keys, owner: str, owner_limit_bytes: int, limit_bytes: int) -> Loan:
+        """The clean records that are there, for another process, `owner`, to read until the result is released.
+
+        No more of them, the first ones, than that all its loans have `owner_limit_bytes` bytes together, and those of all owners
+        `limit_bytes`. Counts as `get`.
+        """
+        wanted = self._wanted(keys)
+        with self._core.lock:
+            core, shelf = self._core, self._shelf
+            core.check_open()
+            picked, ready = shelf.find_ready(wanted, core.stamp())
+            clean = picked >= 0
+            clean[clean] = shelf.rows["standing"][picked[clean]] == Standing.CLEAN
+            room_bytes = min(limit_bytes - core.lent.total(), owner_limit_bytes - core.lent[owner])
+            room = max(0, room_bytes) // self.record_bytes
+            there = int(np.count_nonzero(clean))
+            lent = min(there, room)
+            clean[np.flatnonzero(clean)[lent:]] = False
+            picked[~clean] = -1
+            core.tally.hits += lent
+            core.tally.misses += len(picked) - ready
+            core.tally.lent += lent
+            core.tally.not_lent += there - lent
+            if lent:
+                core.lent[owner] += lent * self.record_bytes
+            shelf.hit(picked, lent)
+        return Loan(core, shelf, picked, owner)
 
     def contains(self, keys: Keys) -> Mask:
         """Which records are there; they become the hottest. Shape (n,). Counts neither a hit nor a use."""

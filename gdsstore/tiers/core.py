@@ -31,7 +31,8 @@ class Core:
         self.closed = False
         self.drops: Counter[int] = Counter()  # by namespace number: calls that dropped something
         self.writing: list[tuple[Shelf, I32]] = []  # rows of batches that a writer has
-        self._address = address
+        self.address = address
+        self.lent: Counter[str] = Counter()  # bytes of records that other processes read, by who does
         self._free_regions = list(range(regions - 1, -1, -1))
         self._clock = 0
         self._stuck: list[tuple[Shelf, I32, Callable[[], bool]]] = []
@@ -49,7 +50,7 @@ class Core:
     def shelf(self, record_bytes: int) -> Shelf:
         shelf = self.shelves.get(record_bytes)
         if shelf is None:
-            shelf = Shelf(record_bytes, self._address, self.region_bytes, self.regions)
+            shelf = Shelf(record_bytes, self.address, self.region_bytes, self.regions)
             self.shelves[record_bytes] = shelf
         return shelf
 
@@ -133,8 +134,11 @@ class Core:
             dirty_bytes=sum(shelf.dirty * shelf.record_bytes for shelf in shelves),
             pins=self.pins,
             quarantined_records=self.quarantined,
+            lent_bytes=self.lent.total(),
             hits=tally.hits,
             misses=tally.misses,
+            lent=tally.lent,
+            not_lent=tally.not_lent,
             evictions=tally.evictions,
             dropped=tally.dropped,
             no_room=tally.no_room,

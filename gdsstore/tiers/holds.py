@@ -43,12 +43,16 @@ class Hold:
 
     def release(self) -> None:
         """Let others have the memory. Idempotent."""
-        picked, self._picked = self._picked, np.empty(0, np.int32)
-        if len(picked) == 0:
+        if len(self._picked) == 0:
             return
         with self._core.lock:
-            self._shelf.unpin(picked)
-            self._core.changed.notify_all()
+            picked, self._picked = self._picked, np.empty(0, np.int32)
+            self._let_go(picked)
+
+    def _let_go(self, picked: I32) -> None:
+        """With the lock held."""
+        self._shelf.unpin(picked)
+        self._core.changed.notify_all()
 
     def __enter__(self) -> Self:
         return self
@@ -57,6 +61,37 @@ class Hold:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+class Loan(Hold):
+    """Clean records that somebody outside this process reads, and whose bytes count until `release`, which any thread may call.
+
+    `offset`: bytes from the beginning of the cache's memory, int64 (n,), 0 where not found.
+    """
+
+    __slots__ = ("_owner", "offset")
+
+    def __init__(self, core: Core, shelf: Shelf, picked: I32, owner: str) -> None:
+        """Of clean rows that were pinned, and counted in `core.lent`, for it; -1 for a miss."""
+        self._owner = owner
+        super().__init__(core, shelf, picked, np.zeros(len(picked), np.bool_))
+        self.offset: I64 = np.where(self.found, self.address - np.uint64(core.address), 0).astype(np.int64)
+
+    def keep(self, mask: Mask) -> None:
+        """Release those records at once where `mask`, bool (n,), is false: they are not found any more."""
+        staying = mask[self.found]
+        with self._core.lock:
+            picked, self._picked = self._picked, self._picked[staying]
+            self._let_go(picked[~staying])
+        self.found &= mask
+        self.offset[~mask] = 0
+
+    def _let_go(self, picked: I32) -> None:
+        lent = self._core.lent
+        lent[self._owner] -= len(picked) * self._shelf.record_bytes
+        if not lent[self._owner]:
+            del lent[self._owner]
+        super()._let_go(picked)
 
 
 class Reservation:

@@ -15,6 +15,8 @@ class Tally:
 
     hits: int = 0
     misses: int = 0
+    lent: int = 0
+    not_lent: int = 0
     evictions: int = 0
     dropped: int = 0  # on a caller's word
     no_room: int = 0
@@ -46,9 +48,12 @@ class CacheStats:
     dirty_bytes: int
     pins: int  # of readers, writers, reservations and transfers that hung
     quarantined_records: int  # of these, records that a transfer that hung may still touch
+    lent_bytes: int  # that other processes read now; a record that is lent twice counts twice
 
     hits: int
     misses: int
+    lent: int  # to other processes; they count as hits too
+    not_lent: int  # because too much was lent already
     evictions: int
     dropped: int  # by `drop` and `clear`
     no_room: int  # keys for which a reservation found no room

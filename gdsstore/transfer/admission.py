@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gdsstore.engines.base import Op
 from gdsstore.transfer.flight import ChunkGrant
-from gdsstore.transfer.policy_terms import Cost
+from gdsstore.transfer.policy_terms import Cost, TransferClass
 from gdsstore.transfer.scheduler import Scheduler
 from gdsstore.transfer.scheduler_jobs import Job
 from gdsstore.volume.health import Breaker, VolumeHealth
@@ -84,6 +84,8 @@ class FreeAdmission:
 
 
 class _FreeGrant:
+    cls = TransferClass.OFFLOAD  # the host cache writes what its room is needed of, whoever needs it
+
     def done(self) -> None: ...
 
     def late(self) -> None: ...

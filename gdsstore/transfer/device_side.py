@@ -79,7 +79,12 @@ class DeviceSide(Side):
         return sums[pages]
 
     def bring(
-        self, address: U64, memory: PageMemory, record_bytes: int, deadline: Deadline
+        self,
+        address: U64,
+        memory: PageMemory,
+        record_bytes: int,
+        deadline: Deadline,
+        sums: U64 | None = None,
     ) -> Unfinished | None:
         n = len(address)
         lease = self._arena().lease(n * record_bytes, deadline.left_s)
@@ -104,7 +109,9 @@ class DeviceSide(Side):
                 under_way.append(pending)
             if not pending.wait(deadline.left_s):
                 return pending
-            _ = pending.sums  # raises where it failed
+            arrived = pending.sums  # of the staged copies, which nobody else writes; raises where it failed
+            if sums is not None:
+                sums[:] = arrived
         except DeviceError as error:
             raise EngineError(f"work on the device failed: {error}") from error
         finally:

@@ -15,6 +15,7 @@ from gdsstore.engines.base import Op, Transfer
 from gdsstore.memory.lease import Lease
 from gdsstore.memory.views import PageMemory
 from gdsstore.transfer.plan import ChunkPlan
+from gdsstore.transfer.policy_terms import TransferClass
 from gdsstore.transfer.results import Statuses, Unfinished
 from gdsstore.waiting import Deadline
 
@@ -36,6 +37,10 @@ class Placed:
 
 class ChunkGrant(Protocol):
     """A chunk's share of its volumes."""
+
+    @property
+    def cls(self) -> TransferClass:
+        """What the chunk is for."""
 
     def done(self) -> None:
         """The chunk has ended. Idempotent."""
@@ -65,10 +70,16 @@ class Flight:
     device_work: list[Unfinished] = field(default_factory=list)  # kernels on the pages' device
     grant: ChunkGrant | None = None  # of the scheduler's
     started: float = field(default_factory=time.monotonic)
+    end_io: Callable[[], None] = lambda: None  # for the profiler: see observe.nvtx
     undecided: tuple[int, ...] = ()  # volumes that were late, by less than what says that they hang
     first_block: int = 0  # of the part of its record that is moved, where it is not the whole
     scattered: bool = False  # the staged pages of a READ are where they belong
     sums: U64 | None = None  # raw checksums of the records, where they are known; shape (n,)
+
+    @property
+    def cls(self) -> str:
+        """What its bytes are counted for: the name of a TransferClass in small letters."""
+        return (TransferClass.MAINTENANCE if self.grant is None else self.grant.cls).name.lower()
 
     @property
     def unfinished(self) -> list[Unfinished]:
@@ -104,11 +115,18 @@ class Side(ABC):
 
     @abstractmethod
     def bring(
-        self, address: U64, memory: PageMemory, record_bytes: int, deadline: Deadline
+        self,
+        address: U64,
+        memory: PageMemory,
+        record_bytes: int,
+        deadline: Deadline,
+        sums: U64 | None = None,
     ) -> Unfinished | None:
         """Copy n whole records of host memory, at `address` (n,), into the pages of `memory`. Small enough for the staging.
 
-        Raises DeadlineError, with nothing under way. Returns what still writes where the deadline passed in the middle of it.
+        `sums`, uint64 (n,), is filled with the raw checksums of what has arrived, which records that others can write while they
+        are copied may not have been before. Raises DeadlineError, with nothing under way. Returns what still writes where the
+        deadline passed in the middle of it; `sums` are nothing then.
         """
 
     @abstractmethod

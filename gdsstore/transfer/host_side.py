@@ -14,6 +14,7 @@ from gdsstore.layout import ALIGNMENT
 from gdsstore.memory.arena import Arena, Lease
 from gdsstore.memory.copying import copy_ranges, zero_ranges
 from gdsstore.memory.views import PageMemory
+from gdsstore.transfer.checked_copy import copy_checked
 from gdsstore.transfer.flight import U64, Flight, Ints, Side, first_blocks
 from gdsstore.waiting import Deadline
 
@@ -44,6 +45,26 @@ class HostSide(Side):
             zero_ranges(start, flight.record_bytes - used[padded])
 
     def raw_checksums(self, flight: Flight, pages: Ints, deadline: Deadline) -> U64:
+        if flight.op is not Op.READ or flight.lease is None or flight.scattered:
+            return self._sums(flight, pages)
+        if deadline.passed:  # the memory may be somebody else's by now
+            raise DeadlineError("no time is left to put pages in place")
+        # Wrong pages are put in place too, and found out by their sums: one pass, and their memory is worth nothing anyway.
+        flight.scattered = True
+        staged = np.isin(pages, flight.staged)
+        sums = np.zeros(len(pages), np.uint64)
+        sums[~staged] = self._sums(flight, pages[~staged])
+        mine = pages[staged]
+        sums[staged] = copy_checked(
+            flight.address[mine, 0],
+            flight.record_bytes,
+            flight.memory.address[mine],
+            flight.memory.length[mine],
+            flight.first_block,
+        )
+        return sums
+
+    def _sums(self, flight: Flight, pages: Ints) -> U64:
         address, length = flight.address[pages], flight.length[pages]
         sums = raw_sums(
             np.ascontiguousarray(address.ravel()),
@@ -53,12 +74,22 @@ class HostSide(Side):
         return np.asarray(sums.reshape(address.shape).sum(axis=1, dtype=np.uint64), np.uint64)
 
     def scatter(self, flight: Flight, pages: Ints, deadline: Deadline) -> None:
-        if flight.lease is not None:
+        if flight.lease is not None and not flight.scattered:
             _copy(flight, np.flatnonzero(np.isin(flight.staged, pages)), to_lease=False)
 
-    def bring(self, address: U64, memory: PageMemory, record_bytes: int, deadline: Deadline) -> None:
+    def bring(
+        self,
+        address: U64,
+        memory: PageMemory,
+        record_bytes: int,
+        deadline: Deadline,
+        sums: U64 | None = None,
+    ) -> None:
         if deadline.passed:  # the memory may be somebody else's by now
             raise DeadlineError("no time is left to copy pages")
+        if sums is not None:
+            sums[:] = copy_checked(address, record_bytes, memory.address, memory.length)
+            return
         inside = address[:, None] + (np.cumsum(memory.length, axis=1) - memory.length).astype(np.uint64)
         copy_ranges(
             np.ascontiguousarray(inside.ravel()),

@@ -15,8 +15,9 @@ from gdsstore.checksum.definition import finish, seeds
 from gdsstore.layout import ByteRange
 from gdsstore.transfer.admission import Admission
 from gdsstore.transfer.groups import LayerGroup
-from gdsstore.transfer.layered_reads import GroupRead, LayerReads
-from gdsstore.transfer.load import LoadJob, StillThere
+from gdsstore.transfer.layered_reads import LayerReads
+from gdsstore.transfer.layered_transfers import GroupTransfers
+from gdsstore.transfer.load import Landed, LoadJob, StillThere
 from gdsstore.transfer.mover import Mover
 from gdsstore.transfer.pipeline import LayerPipeline, Mask, OnLayers
 from gdsstore.transfer.results import LoadResult, PageStatus, Statuses
@@ -37,16 +38,18 @@ def load_layers(
     still_there: StillThere,
     deadline: Deadline,
     admission: Admission,
+    landed: Landed | None = None,
 ) -> LoadResult:
     """Read the job's pages into their memory, group by group. `ranges`: what each group reads of a record, see `block_ranges`.
     `status` (one a key of the call) is filled in and returned. A page that was not good in every `on_layers` is a miss.
+    `landed` is told once, of what is verified.
 
     Does not raise: what `on_layers` raises ends the load with misses.
     """
     status[job.at] = PageStatus.MISS_IO  # until better is known
     reads = LayerReads(mover, job, chunk_bytes, verify, deadline, admission)
 
-    def start(group: LayerGroup, wanted: Mask) -> GroupRead:
+    def start(group: LayerGroup, wanted: Mask) -> GroupTransfers:
         return reads.add(ranges[groups.index(group)])
 
     # All groups at once: what is under way is bounded by its bytes.
@@ -59,6 +62,9 @@ def load_layers(
         )
         _judge(job, reads, verify, still_there)
         status[job.at] = outcome
+        good = np.flatnonzero(outcome == PageStatus.LOADED)
+        if landed is not None and verify and len(good):
+            landed(job.at[good], reads.raw[good])
     except Exception:  # an exception could not say which memory the drive still writes to; a result does
         log.exception("a layer-wise load failed")
     finally:

@@ -1,4 +1,4 @@
-"""Which blocks of a record each layer group reads, and where their bytes belong in the caller's memory.
+"""Which blocks of a record each layer group reads or writes, and where their bytes lie in the caller's memory.
 
 Every block of a record is read once, by the first group that needs a byte of it. A block that two groups share brings some bytes
 of the later one early: they are put where they belong at once, so that nothing has to be kept for later.
@@ -21,11 +21,25 @@ def block_ranges(layout: PageLayout, groups: Sequence[LayerGroup]) -> tuple[tupl
 
     Together they are the whole record. Raises ArgumentError where the layout cannot be cut so.
     """
-    left = np.ones(layout.record_bytes // ALIGNMENT, np.bool_)
-    return tuple(_take_blocks(layout, group, left) for group in groups)
+    left = blocks_of(layout)
+    return tuple(take_blocks(layout, group, left) for group in groups)
 
 
-def _take_blocks(layout: PageLayout, group: LayerGroup, left: npt.NDArray[np.bool_]) -> tuple[ByteRange, ...]:
+def block_ranges_of_save(
+    layout: PageLayout, groups: Sequence[LayerGroup]
+) -> tuple[tuple[ByteRange, ...], ...]:
+    """The same for a save: a block that groups share is written with the last of them, when all of its bytes are computed."""
+    left = blocks_of(layout)
+    return tuple([take_blocks(layout, group, left) for group in reversed(groups)][::-1])
+
+
+def blocks_of(layout: PageLayout) -> npt.NDArray[np.bool_]:
+    """One true value for each block of a record."""
+    return np.ones(layout.record_bytes // ALIGNMENT, np.bool_)
+
+
+def take_blocks(layout: PageLayout, group: LayerGroup, left: npt.NDArray[np.bool_]) -> tuple[ByteRange, ...]:
+    """The byte ranges that a group needs of those blocks that are `left`, which they are not any more."""
     needed = np.zeros_like(left)
     for offset, length in layout.slices(group.first, group.last):
         needed[offset // ALIGNMENT : -(-(offset + length) // ALIGNMENT)] = True

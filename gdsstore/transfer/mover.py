@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gdsstore.engines.base import Engine, Op, RangeResults
+from gdsstore.engines.base import Engine, Op
 from gdsstore.errors import DeadlineError, EngineError
 from gdsstore.memory.views import PageMemory
 from gdsstore.observe.counters import Counters
+from gdsstore.observe.nvtx import RANGES
+from gdsstore.transfer.chunk_counts import ChunkCounts, Moved
 from gdsstore.transfer.flight import U64, ChunkGrant, Flight, Placed, Side
 from gdsstore.transfer.plan import ChunkPlan, plan_chunk
 from gdsstore.transfer.results import PageStatus, Statuses, Unfinished
@@ -30,11 +32,7 @@ log = logging.getLogger("gdsstore.transfer")
 
 POLL_S = 0.0005  # a chunk of 16 MiB takes several milliseconds
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-# What a drive says of itself; others are about a file, a full filesystem or our own memory.
-DRIVE_ERRORS = (errno.EIO, errno.EREMOTEIO, errno.ENODEV, errno.ENXIO, errno.ENODATA, errno.EILSEQ)
 STALL_S = 5.0
-
-Moved = Callable[[Op, npt.NDArray[np.int64]], None]
 
 
 class Mover:
@@ -51,11 +49,9 @@ class Mover:
         health: Mapping[Op, Sequence[VolumeHealth]] | None = None,
         stall_s: float = STALL_S,
     ) -> None:
-        """`moved` is told the bytes that went to or came from each volume, by its index. `health`: by volume, told how
-        its drive answers; one that lets a chunk wait for `stall_s` counts as not answering."""
-        self._engine, self._files, self._side = engine, files, side
-        self._counters, self._moved = counters, moved
-        self._health, self._stall_s = health, stall_s
+        """`moved`, `health`, `stall_s`: see ChunkCounts."""
+        self._engine, self._files, self._side, self._counters = engine, files, side, counters
+        self._counts = ChunkCounts(engine.name, counters, moved, health, stall_s)
         self._stuck = StuckTransfers(health, stall_s)
 
     def start(
@@ -69,10 +65,12 @@ class Mover:
         wait: bool,
         grant: ChunkGrant | None = None,
         unfinished: list[Unfinished] | None = None,
+        first_block: int = 0,
     ) -> Flight | None:
         """Submit a chunk. None where the staging arena is full and `wait` is false: finish an earlier chunk first.
 
-        `record_bytes`: what a page takes on the drive. `grant` is the flight's from here on; where there is none, it is the
+        `record_bytes`: what a page takes on the drive. `first_block`: where that is a part of its record, the block that it begins
+        with. `grant` is the flight's from here on; where there is none, it is the
         caller's. Raises DeadlineError where the arena stayed full, or the device did not do its part in time, and EngineError
         where it failed; what may still use the pages' memory then is added to `unfinished`.
         """
@@ -118,6 +116,7 @@ class Mover:
             lease,
             lambda: self._files.unpin(segments, pinned),
             grant=grant,
+            first_block=first_block,
         )
         try:
             self._side.prepare(flight, deadline)
@@ -140,18 +139,21 @@ class Mover:
         return self._side.in_place(memory, record_bytes)
 
     def _submit(self, flight: Flight, pages: npt.NDArray[np.intp], *, merge: bool) -> None:
-        plan = plan_chunk(
-            flight.fd[pages],
-            flight.file_offset[pages],
-            flight.address[pages],
-            flight.length[pages],
-            merge=merge,
-        )
+        with RANGES.plan:
+            plan = plan_chunk(
+                flight.fd[pages],
+                flight.file_offset[pages],
+                flight.address[pages],
+                flight.length[pages],
+                merge=merge,
+                label=flight.cls,
+            )
         # Page numbers of the plan are positions in `pages`; the flight's are positions in the chunk.
         flight.plan = ChunkPlan(
             plan.ranges, pages[plan.page], plan.request, plan.within, plan.length, len(flight.memory)
         )
         if len(plan.ranges):
+            flight.end_io = RANGES.io(flight.op, plan.ranges)
             flight.transfers.append(self._engine.submit(flight.op, plan.ranges))
 
     def first_done(self, flights: Sequence[Flight], deadline: Deadline) -> int:
@@ -181,7 +183,7 @@ class Mover:
             results = flight.transfers[-1].wait(deadline.left_s)
             whole, errors = flight.plan.moved(results), flight.plan.errors(results)
             failed = pages[~whole[pages]]
-            self._count(flight, results)
+            self._counts.add(flight, results)
             timed_out = errors[failed] == errno.ETIMEDOUT
             reading = flight.op is Op.READ
             flight.status[failed] = PageStatus.MISS_IO if reading else PageStatus.FAILED_IO
@@ -201,51 +203,30 @@ class Mover:
             flight.status[failed] = PageStatus.PENDING
         return flight.status
 
-    def _count(self, flight: Flight, results: RangeResults) -> None:
-        moved = results.moved
-        self._counters.moved(flight.op, self._engine.name, int(moved.sum()), len(moved))
-        volume = np.zeros(len(moved), np.int64)  # of each request
-        volume[flight.plan.request] = flight.volume[flight.plan.page]
-        nbytes = np.bincount(volume, moved).astype(np.int64)
-        if self._moved is not None:
-            self._moved(flight.op, nbytes)
-        if self._health is None:
-            return
-        seconds = time.monotonic() - flight.started
-        late = results.errno == errno.ETIMEDOUT
-        # A call with little time of its own says nothing of the drive yet: see `sweep`.
-        stalled = late if seconds >= self._stall_s else np.zeros(len(late), np.bool_)
-        flight.undecided = tuple(np.unique(volume[late & ~stalled]).tolist())
-        failed = np.isin(results.errno, DRIVE_ERRORS)
-        for index in np.unique(volume).tolist():
-            mine = volume == index
-            bad = bool((failed | stalled)[mine].any())
-            if (
-                bad or not results.errno[mine].any()
-            ):  # other errors are not the drive's, and no proof that it is well
-                self._health[flight.op][index].record(
-                    ok=not bad,
-                    nbytes=int(nbytes[index]),
-                    seconds=seconds,
-                    timed_out=bool(stalled[mine].any()),
-                )
-
     def raw_checksums(self, flight: Flight, pages: npt.NDArray[np.intp], deadline: Deadline) -> U64:
         """Raw checksums of some of the chunk's pages, from the memory that the drive saw. Shape (len(pages),).
 
         Raises DeadlineError, EngineError: see `Side`.
         """
-        return self._side.raw_checksums(flight, pages, deadline)
+        with RANGES.verify:
+            return self._side.raw_checksums(flight, pages, deadline)
 
     def scatter(self, flight: Flight, pages: npt.NDArray[np.intp], deadline: Deadline) -> None:
         """Copy those of `pages` that were staged into the caller's memory. Raises as `raw_checksums` does."""
-        self._side.scatter(flight, pages, deadline)
+        with RANGES.scatter:
+            self._side.scatter(flight, pages, deadline)
 
     def bring(
-        self, address: U64, memory: PageMemory, record_bytes: int, deadline: Deadline
+        self,
+        address: U64,
+        memory: PageMemory,
+        record_bytes: int,
+        deadline: Deadline,
+        sums: U64 | None = None,
     ) -> Unfinished | None:
         """See `Side.bring`."""
-        return self._side.bring(address, memory, record_bytes, deadline)
+        with RANGES.scatter:
+            return self._side.bring(address, memory, record_bytes, deadline, sums)
 
     def drop(self, flight: Flight, after: Callable[[], None] = lambda: None) -> list[Unfinished]:
         """End a flight: give its staging and descriptors back, or keep them until the engine has let go of them.
@@ -259,6 +240,7 @@ class Mover:
                 flight.grant.done()
             after()
 
+        flight.end_io()
         unfinished = flight.unfinished
         if not unfinished:
             if flight.lease is not None:

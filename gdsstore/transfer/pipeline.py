@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from gdsstore.waiting import Deadline, pause
 log = logging.getLogger("gdsstore.transfer")
 
 POLL_S = 0.0002  # a layer group takes a millisecond or more
+READY_POLL_S = 0.001  # less often: the forward's own thread wants the GIL, to queue what comes next
+LOOK_S = 0.02  # whether a save that waits for the forward is to stop
 
 Mask = npt.NDArray[np.bool_]
 
@@ -55,24 +58,50 @@ OnLayers = Callable[[int, int, Mask], None]
 @dataclass(frozen=True, slots=True)
 class PipelineResult:
     """`ok`: the pages that are good in all layers, shape (pages,). `unfinished`: groups that a deadline or a cancel has overtaken
-    and that still hold on to their memory."""
+    and that still hold on to their memory. `idle_s`: seconds in which nothing was under way, since nothing was computed."""
 
     ok: Mask
     unfinished: tuple[GroupTransfer, ...]
+    idle_s: float
 
 
 class LayersComputed:
     """How far the forward is, for saves. Thread-safe."""
 
     def __init__(self) -> None:
-        self._computed = 0
+        self._change = threading.Condition()
+        self._steps: list[tuple[int, Callable[[], bool] | None]] = []
 
-    def computed(self, layers: int) -> None:
-        """Layers 0 to `layers` (not included) are computed."""
-        self._computed = max(self._computed, layers)
+    def computed(self, layers: int, ready: Callable[[], bool] | None = None) -> None:
+        """Layers 0 to `layers` (not included) are computed; with `ready`, once it returns true. That is for forwards that are only
+        queued on a device: the `query` of a torch event that was recorded behind the layers. It must not wait."""
+        with self._change:
+            self._steps.append((layers, ready))
+            self._change.notify_all()
 
     def has(self, group: LayerGroup) -> bool:
-        return group.last <= self._computed
+        """Whether a group is computed. Raises what `ready` raises."""
+        ready = self._ready(group)
+        return ready is not None and ready()
+
+    def wait(self, group: LayerGroup, timeout_s: float) -> None:
+        """Wait until there is something new to be said of a group, at most `timeout_s`."""
+        with self._change:
+            if not self._change.wait_for(lambda: self._ready(group) is not None, timeout_s):
+                return
+        if not self.has(group):
+            pause(min(READY_POLL_S, timeout_s))
+
+    def _ready(self, group: LayerGroup) -> Callable[[], bool] | None:
+        """What says whether a group is computed: the first step that holds it, or one that is over; None where none holds it."""
+        holding = [ready for layers, ready in self._steps if layers >= group.last]
+        if None in holding:
+            return _over
+        return holding[0] if holding else None
+
+
+def _over() -> bool:
+    return True
 
 
 class LayerGate:
@@ -113,15 +142,20 @@ class LayerPipeline:
         *,
         ahead: int = 2,
         computed: LayersComputed | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`computed`: for saves, a group starts when it has been computed. Raises ArgumentError where groups are not in order."""
+        """`computed`: for saves, a group starts when it has been computed. `stop`: whether to end the run early.
+
+        Raises ArgumentError where groups are not in order.
+        """
         if ahead < 1:
             raise ArgumentError("at least one group must be under way", ahead=ahead)
         ends = [0, *(group.last for group in groups)]
         if any(group.first != end or group.layers < 1 for group, end in zip(groups, ends, strict=False)):
             raise ArgumentError("layer groups must hold every layer once, in order", groups=list(groups))
         self._groups, self._start, self._on_layers = tuple(groups), start, on_layers
-        self._ahead, self._computed = ahead, computed
+        self._ahead, self._computed, self._stop = ahead, computed, stop
+        self._idle_s = 0.0
         self._ok: Mask = np.ones(pages, np.bool_)
         self._flying: deque[tuple[LayerGroup, Mask, GroupTransfer | None]] = deque()
         self._next = self._told = 0  # groups
@@ -135,17 +169,25 @@ class LayerPipeline:
         """Move everything, in the calling thread. Raises only what `on_layers` raises."""
         try:
             while self._told < len(self._groups):
-                if self._cancelled.is_set() or deadline.passed:
+                if self._cancelled.is_set() or self._stop() or deadline.passed:
                     self._ok = np.zeros_like(self._ok)
                     break
                 self._start_more()
                 if not self._finish_first(deadline):
-                    pause(min(POLL_S, deadline.left_s))
+                    self._wait(deadline)
             for group in self._groups[self._told :]:
                 self._tell(group, self._ok)
         finally:
             unfinished = self._let_go()
-        return PipelineResult(self._ok, unfinished)
+        return PipelineResult(self._ok, unfinished, self._idle_s)
+
+    def _wait(self, deadline: Deadline) -> None:
+        if self._flying or self._computed is None:
+            pause(min(POLL_S, deadline.left_s))
+            return
+        start = time.monotonic()
+        self._computed.wait(self._groups[self._next], min(LOOK_S, deadline.left_s))
+        self._idle_s += time.monotonic() - start
 
     def _start_more(self) -> None:
         while self._next < len(self._groups) and len(self._flying) < self._ahead:

@@ -59,6 +59,7 @@ def plan_chunk(
     length: npt.NDArray[np.int64],
     *,
     merge: bool = True,
+    label: str = "",
 ) -> ChunkPlan:
     """Requests for n pages of k pieces.
 
@@ -78,7 +79,7 @@ def plan_chunk(
     request = np.cumsum(request) - 1
     total = np.add.reduceat(lengths, starts) if len(starts) else lengths
     within = offsets - offsets[starts][request] if len(starts) else offsets
-    ranges = RangePlan(fds[starts], offsets[starts], addresses[starts], total)
+    ranges = RangePlan(fds[starts], offsets[starts], addresses[starts], total, label)
     order, place = _interleaved(len(starts))
     return ChunkPlan(ranges.take(order), page, place[request], within, lengths, n)
 

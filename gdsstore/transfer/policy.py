@@ -66,14 +66,17 @@ class TransferPolicy:
         deadline: float,
         now: float,
         keys: frozenset[object] = NO_KEYS,
+        priority: int = 0,
     ) -> Request:
         """A new request: QUEUED, JOINED, REFUSED where its queue is full, or EXPIRED where its deadline has passed.
 
-        `nbytes`: what it moves in all. `keys`: what may be under way once only. A request whose keys all belong to one other one
-        joins it, shares its outcome, and makes it go as early as it would go itself. One whose keys are under way in part waits for
-        them to be free. Where a request that was joined ends without being done, those who joined it take its place.
+        `nbytes`: what it moves in all. `priority`: of a prefetch; a larger one goes first, whatever the deadlines. `keys`: what may
+        be under way once only. A request whose keys all belong to one other one joins it, shares its outcome, and makes it go as
+        early as it would go itself. One whose keys are under way in part waits for them to be free. Where a request that was
+        joined ends without being done, those who joined it take its place.
         """
-        request = Request(cls, op, nbytes, deadline, keys, next(self._numbers), now, urgency=deadline)
+        request = Request(cls, op, nbytes, deadline, keys, next(self._numbers), now)
+        request.urgency = -priority, deadline
         if deadline <= now:
             self._set(request, State.EXPIRED)
         elif self._depth[cls] >= self.limits.queued:

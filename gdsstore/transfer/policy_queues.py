@@ -14,14 +14,14 @@ SLACK = 32  # entries of a heap that may be out of date before it is made anew
 class ReadyQueues:
     """The requests that could start, by class.
 
-    A class goes before the ones below it. Within prefetch, the earliest deadline goes first, then the smaller one; in the other
-    classes, the one that came first. So that nobody waits for ever, a class has a turn when `turn` starts of higher ones have
-    passed it by, and in prefetch every `turn`-th start goes to the one that has waited longest.
+    A class goes before the ones below it. Within prefetch, the higher priority goes first, then the earlier deadline, then the
+    smaller one; in the other classes, the one that came first. So that nobody waits for ever, a class has a turn when `turn` starts
+    of higher ones have passed it by, and in prefetch every `turn`-th start goes to the one that has waited longest.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._ready: list[OrderedDict[Request, None]] = [OrderedDict() for _ in TransferClass]
-        self._by_deadline: list[tuple[float, int, int, Request]] = []
+        self._by_deadline: list[tuple[tuple[int, float], int, int, Request]] = []
         self._passed = [0] * len(TransferClass)  # starts of higher classes while this one waited
         self._prefetches = 0  # started
         self._running = [0] * len(TransferClass)
@@ -114,5 +114,5 @@ class ReadyQueues:
         heapq.heappush(self._by_deadline, _entry(request))
 
 
-def _entry(request: Request) -> tuple[float, int, int, Request]:
+def _entry(request: Request) -> tuple[tuple[int, float], int, int, Request]:
     return request.urgency, request.nbytes, request.number, request

@@ -103,7 +103,10 @@ class Request:
     since: float
     state: State = State.QUEUED
     stop: bool = False  # cancelled while it ran: its work shall end early
-    urgency: float = 0.0  # the earliest deadline of it and of those who joined it
+    urgency: tuple[int, float] = (
+        0,
+        0.0,
+    )  # minus the priority, deadline: the least of it and of those who joined it
     entered: TransferClass = field(init=False)  # the class that it came in, and is counted under
     lane: TransferClass = field(init=False)  # the class that it was started in
     leader: Request | None = None  # whom it joined

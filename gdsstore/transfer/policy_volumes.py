@@ -186,5 +186,5 @@ def _order(ask: Ask) -> tuple[float, ...]:
     request = ask.request
     writes = request.op is Op.WRITE
     if request.cls is TransferClass.PREFETCH:
-        return (request.cls, writes, request.urgency, request.nbytes, request.tag, ask.number)
+        return (request.cls, writes, *request.urgency, request.nbytes, request.tag, ask.number)
     return (request.cls, writes, request.tag, ask.number)

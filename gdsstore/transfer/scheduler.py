@@ -13,18 +13,10 @@ from typing import Any, TypeVar
 
 from gdsstore.engines.base import Op
 from gdsstore.errors import DeadlineError, StoreClosedError
+from gdsstore.transfer.call_times import CallTimes
 from gdsstore.transfer.policy import NO_KEYS, TransferPolicy
 from gdsstore.transfer.policy_stats import Reads, TransferStats, reads_of, snapshot
-from gdsstore.transfer.policy_terms import (
-    Ask,
-    AskState,
-    Caps,
-    Limits,
-    Request,
-    State,
-    TransferClass,
-    Units,
-)
+from gdsstore.transfer.policy_terms import Ask, AskState, Caps, Limits, Request, State, TransferClass, Units
 from gdsstore.transfer.scheduler_jobs import Call, Grant, Job
 from gdsstore.transfer.scheduler_workers import Workers
 from gdsstore.waiting import Deadline
@@ -47,6 +39,7 @@ class Scheduler:
     """
 
     def __init__(self, limits: Limits, caps: Sequence[Caps]) -> None:
+        self.times = CallTimes()
         self._policy = TransferPolicy(limits, caps)
         self._lock = threading.Lock()
         self._quiet = threading.Condition(self._lock)  # no call is left
@@ -71,6 +64,7 @@ class Scheduler:
         nbytes: int,
         deadline: Deadline,
         keys: frozenset[object] = NO_KEYS,
+        priority: int = 0,
         otherwise: Callable[[State], T] | None = None,
     ) -> Job[T]:
         """Run `work(job)` in a worker. The future ends in every case: with what the work returned or raised; as another call's for
@@ -78,7 +72,7 @@ class Scheduler:
         EXPIRED, DROPPED and REFUSED, and without that a DeadlineError or StoreError.
 
         The work itself ends by its deadline: memory that it uses cannot be taken from it. `nbytes`: what it moves in all.
-        Raises StoreClosedError, and EngineError where no thread can be started; then nothing was done.
+        `priority`: of a prefetch. Raises StoreClosedError, and EngineError where no thread can be started; then nothing was done.
         """
         job: Job[T] = Job(self)
         call = Call(job, work, otherwise)
@@ -87,7 +81,7 @@ class Scheduler:
                 raise StoreClosedError("the scheduler is closed: open the store again")
             self._workers.need_one()
             now = time.monotonic()
-            request = self._policy.submit(cls, op, nbytes, now + deadline.left_s, now, keys)
+            request = self._policy.submit(cls, op, nbytes, now + deadline.left_s, now, keys, priority)
             job.request = request
             taken = not request.ended
             if taken:
@@ -247,7 +241,7 @@ class Scheduler:
     # --- in the threads ---
 
     def _carry_out(self, call: Call[Any]) -> None:
-        result = call.carry_out()
+        result = self.times.carry_out(call)
         request = call.job.request
         with self._lock:
             # Before the future ends: who then asks for the same keys again must not join this one.

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
 from gdsstore.errors import DeadlineError, GdsStoreError, StoreClosedError, StoreError
-from gdsstore.transfer.policy_terms import Ask, Request, State
+from gdsstore.transfer.policy_terms import Ask, Request, State, TransferClass
 
 T = TypeVar("T")
 
@@ -106,6 +106,11 @@ class Grant:
 
     def __init__(self, returner: Returner, ask: Ask) -> None:
         self._returner, self._ask = returner, ask
+
+    @property
+    def cls(self) -> TransferClass:
+        """The class that its call came in, and is counted under."""
+        return self._ask.request.entered
 
     def done(self) -> None:
         """The chunk has ended. Idempotent."""

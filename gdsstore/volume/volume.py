@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from gdsstore.errors import VolumeError, from_os_error
-from gdsstore.files import make_directory, sync_directory
+from gdsstore.files import make_directory, make_own_directory, sync_directory
 from gdsstore.volume.direct import DirectSupport, probe_direct
 from gdsstore.volume.format import (
     ENTRY,
@@ -54,7 +54,7 @@ class Volume:
         """Make the directories, readable by their owner only."""
         try:
             make_directory(self.path)
-            make_directory(self.directory)
+            make_own_directory(self.directory)
         except OSError as error:
             raise from_os_error(error, "cannot make the volume's directory") from error
 
@@ -91,9 +91,14 @@ class Volume:
     def remove_partial(self) -> None:
         """Remove what a killed process left while it made a segment."""
         for path in self.directory.glob(f"*{PARTIAL}"):
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its maker is gone
-                path.unlink()
+            with contextlib.suppress(OSError):
+                # A pipe of that name would be waited for without O_NONBLOCK.
+                fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its maker is gone
+                    path.unlink()
+                finally:
+                    os.close(fd)
 
     def create_segment(self, superblock: Superblock, progress: Progress | None = None) -> None:
         """Write a whole segment of zeros and its superblock, then let it appear by rename.

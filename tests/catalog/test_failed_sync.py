@@ -31,7 +31,8 @@ def test_a_commit_after_a_failed_sync_does_not_call_the_same_segment_durable(
         namespace = store.namespace(model="m", layout=gdsstore.PageLayout.opaque(PAGE_BYTES))
         pages = np.ones((4, PAGE_BYTES), np.uint8)
         run = store.pool.reserve(PAGE_BYTES, 1, Deadline(10))[0]  # another save, still under way
-        store.pool.mark_dirty(run)
+        with store.pool.writing(run):
+            pass
         with monkeypatch.context() as patch:
             patch.setattr(allocate.os, "fdatasync", refuse)
             with pytest.raises(gdsstore.VolumeError, match="fdatasync"):

@@ -165,7 +165,7 @@ def test_intact_entries_that_do_not_belong_where_they_lie_are_not_believed(tmp_p
         entries[name][1] = value
     with volume.table(3) as fd:
         write_entries(fd, 0, seal_entries(entries, entry_salt(uuid)))
-    found = scan_segment(volume, 3, uuid)
+    found = scan_segment(volume, 3, uuid, 1 << 20)
     assert not found.problem
     assert found.row.state is SegmentState.OPEN
     if what == "flags of the future only":
@@ -175,6 +175,6 @@ def test_intact_entries_that_do_not_belong_where_they_lie_are_not_believed(tmp_p
         assert found.row.filled == 1
         assert found.entries is not None
         assert found.entries["slot"].tolist() == [0]
-    foreign = scan_segment(volume, 3, b"x" * 16)
+    foreign = scan_segment(volume, 3, b"x" * 16, 1 << 20)
     assert foreign.row.state is SegmentState.LOST
     assert "another store" in foreign.problem

@@ -188,3 +188,15 @@ def test_locks_are_closed_for_programs_that_are_started(tmp_path: Path) -> None:
     locks = Locks(tmp_path)
     assert all(fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC for fd in locks.fds)
     locks.close()
+
+
+def test_who_had_a_store_open_that_was_deleted_is_not_alone_in_the_next_one(tmp_path: Path) -> None:
+    """It would mark the catalog of that store as cleanly closed, under those who use it."""
+    old = Locks(tmp_path)
+    (tmp_path / "users.lock").unlink()
+    assert not old.alone()
+    new = Locks(tmp_path)
+    assert not old.alone()
+    assert new.alone()
+    old.close()
+    new.close()

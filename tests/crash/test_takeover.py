@@ -25,7 +25,7 @@ def test_entries_without_a_commit_do_not_outlive_their_segments_next_owner(tmp_p
         def die(*_: Any) -> None:
             raise RuntimeError("killed")
 
-        store.moving().saver._commit = die  # type: ignore[method-assign,assignment]
+        store.moving().saver.commits.commit = die  # type: ignore[method-assign,assignment]
         result = namespaces(store)[0].save(left, pages_of(left, PAGE_BYTES[0])).result()
         assert result.reasons() == {"FAILED_IO": len(left)}
     with gdsstore.open(tmp_path, config=CONFIG) as store:

@@ -164,7 +164,7 @@ def test_a_refused_advice_is_reported_by_errno(kernel: Kernel) -> None:
 def test_advice_that_the_kernel_did_not_follow_is_not_claimed(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hugepages, "transparent_bytes", lambda address, length: 0)
+    monkeypatch.setattr(hugepages, "transparent_bytes", lambda address, length, **_: 0)
     grant = _map()
     assert grant.kind is PageKind.BASE
     assert "only 0 of 4194304 bytes" in grant.notes[-1]

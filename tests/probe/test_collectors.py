@@ -150,6 +150,10 @@ def test_io_uring_is_tried_here() -> None:
 def test_containers_are_told_apart(built: TreeBuilder) -> None:
     assert container(built.tree, {}).kind is None
     assert container(built.tree, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).kind == "kubernetes"
+    assert (
+        container(built.tree, {"container": "podman"}).kind == "podman"
+    )  # with a read-only root that is all there is
+    assert container(built.tree, {"container": "systemd-nspawn"}).kind == "other"
     built.file("/proc/self/status", "Name: python\nCapEff:\t00000000a80425fb\n")
     built.file("/.dockerenv")
     found = container(built.tree, {})

@@ -290,3 +290,12 @@ def test_nothing_known_is_no_promise() -> None:
     assert weighty(
         changed(MachineFacts(), "nvidia", gpus=(Gpu(),))
     )  # never silent about a GPU of which nothing is known
+
+
+def test_podmans_seccomp_profile_is_not_taken_for_an_old_kernel() -> None:
+    """It answers ENOSYS to what it forbids, where Docker's says EPERM."""
+    found = machine("io-uring-forbidden")
+    assert found.container.kind is not None
+    forbidden = replace(found, kernel=replace(found.kernel, io_uring="ENOSYS"))
+    (finding,) = (each for each in findings(forbidden) if each.code == "io-uring-forbidden")
+    assert "seccomp" in finding.next_step

@@ -263,3 +263,11 @@ def test_the_configuration_is_what_was_asked_for(tmp_path: Path) -> None:
         small_store(tmp_path / "s", capacity="1MiB")
     assert not (tmp_path / "s").exists()
     assert small_config().segment_bytes == 1 << 20
+
+
+@pytest.mark.parametrize("priority", [1.5, float("nan"), "high", None])
+def test_a_priority_that_is_no_whole_number_is_refused(tmp_path: Path, priority: Any) -> None:
+    with small_store(tmp_path / "s", host_cache="8MiB") as store:
+        with pytest.raises(ArgumentError, match="whole number"):
+            opaque(store, PAGE).prefetch(KEYS, priority=priority)
+        assert opaque(store, PAGE).prefetch(KEYS, priority=-3).wait(30)

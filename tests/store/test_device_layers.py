@@ -18,6 +18,7 @@ from gdsstore.engines.faulty_device import FaultyDeviceEngine
 from gdsstore.engines.kvikio import KvikioEngine
 from gdsstore.engines.posix import PosixEngine
 from gdsstore.transfer.groups import LayerGroup
+from gdsstore.transfer.pipeline import LayersComputed
 from tests.store.device_helpers import LAYOUTS, WAIT_S, Cache, bind, report
 from tests.store.helpers import make_keys, small_store, truth
 from tests.transfer.layered_rig import Forward, groups_of
@@ -167,3 +168,53 @@ def test_a_drive_that_hangs_costs_the_deadline_and_the_staging_is_kept_until_it_
         while result.memory_in_use and time.monotonic() < end:
             time.sleep(0.01)
         assert (cache.get(range(COUNT)) == 0xEE).all(), "a late page was put into memory that was given back"
+
+
+@pytest.mark.parametrize("path", ["direct", "bounce"])
+@pytest.mark.parametrize("name", sorted(CUTS))
+def test_layers_are_saved_as_the_forward_computes_them(
+    device_store: Callable[..., Store], gpu: ModuleType, name: str, path: str
+) -> None:
+    layout, groups = CUTS[name]
+    store = device_store(path=path)
+    pages, want = bind(store, layout), truth(KEYS, layout.page_bytes)
+    cache, computed = Cache(gpu, layout, 2 * COUNT), LayersComputed()
+    future = pages.save_layers(KEYS, cache.pages(SLOTS), computed, groups=groups)
+    now = np.full_like(want, 0xEE)
+    for layer in range(layout.layers):
+        for offset, length in layout.slices(layer, layer + 1):
+            now[:, offset : offset + length] = want[:, offset : offset + length]
+        cache.put(SLOTS, now)
+        computed.computed(layer + 1)
+    assert future.result(WAIT_S).all_ok
+    engine = {"direct": "kvikio", "bounce": "bounce"}[path]
+    assert report(store)[path, engine, "write"] == COUNT * layout.record_bytes  # each block once
+    assert store.device_moving(0).arena.stats().leased_bytes == 0
+    read = Cache(gpu, layout, COUNT)
+    assert pages.load(KEYS, read.pages(range(COUNT))).result(WAIT_S).all_ok
+    assert (read.get(range(COUNT)) == want).all()
+
+
+@pytest.mark.parametrize("path", ["direct", "bounce"])
+def test_warm_pages_come_with_the_layers_of_the_others(
+    device_store: Callable[..., Store], gpu: ModuleType, path: str
+) -> None:
+    layout, groups = CUTS["odd"]
+    store = device_store(path=path, host_cache="8MiB", gpu_staging_bytes="1MiB")
+    pages, want = bind(store, layout), truth(KEYS, layout.page_bytes)
+    assert pages.save(KEYS, cache_with(gpu, layout, want).pages(range(COUNT))).result(WAIT_S).all_ok
+    assert pages.prefetch(KEYS[::2]).wait(WAIT_S)
+    cache = Cache(gpu, layout, 2 * COUNT)
+    forward = Forward(layout, KEYS, lambda: cache.get(SLOTS))
+    result = pages.load_layers(KEYS, cache.pages(SLOTS), forward.on_layers, groups=groups).result(WAIT_S)
+    assert result.all_ok
+    assert not forward.wrong
+    forward.check(groups, range(COUNT))
+    assert (cache.get(np.setdiff1d(np.arange(2 * COUNT), SLOTS)) == 0xEE).all()
+    assert store.device_moving(0).arena.stats().leased_bytes == 0
+
+
+def cache_with(gpu: ModuleType, layout: PageLayout, pages: np.ndarray) -> Cache:
+    cache = Cache(gpu, layout, len(pages))
+    cache.put(range(len(pages)), pages)
+    return cache

@@ -24,8 +24,8 @@ MEBIBYTES = 64
 
 FILLS_UP = """
 from tests.store.mounts import fill_up
-from gdsstore.catalog import allocate
-allocate.FULL_PAUSE_S = 0.0
+from gdsstore.catalog import take
+take.FULL_PAUSE_S = 0.0
 root = Path(sys.argv[1])
 
 settings = dict(capacity="1GiB", catalog_map_bytes="1GiB", engine=sys.argv[2], grace_s=3600)

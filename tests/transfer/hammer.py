@@ -22,22 +22,28 @@ from typing import Any
 
 import numpy as np
 
-from gdsstore import DeadlineError, PageStatus
+from gdsstore import DeadlineError, PageLayout, PageStatus
 from gdsstore.engines.faults import Fault, FaultKind, parse_faults
 from gdsstore.engines.faulty import FaultyEngine
 from gdsstore.engines.posix import PosixEngine
 from gdsstore.tiers.policy import WritePolicy
+from gdsstore.transfer.groups import LayerGroup
+from gdsstore.transfer.pipeline import LayersComputed
 from gdsstore.transfer.results import CallResult
 from tests.store.helpers import U8, WAIT_S, make_keys, opaque, small_store, truth
 
 THREADS = 8
-PAGE_BYTES = 8192
+LAYOUT = PageLayout.mla(layers=4, latent_dim=64, page_tokens=16, dtype="bfloat16")  # two layers a block
+PAGE_BYTES = LAYOUT.page_bytes
 PROMPTS = 48
 PAGES = 40  # of a prompt: 15 MiB in all, about twice what the store holds
+GROUPS = [LayerGroup(0, 1), LayerGroup(1, 4)]
 AT_ONCE = 3  # calls of one thread
 ACTIONS = [
     ("save", 30),
-    ("load", 40),
+    ("load", 30),
+    ("load layers", 12),
+    ("save layers", 10),
     ("prefetch", 14),
     ("cancel", 8),
     ("delete", 8),
@@ -101,7 +107,7 @@ class Hammer:
         self._path, self._policy, self._seed, self._found = path, policy, seed, found
         self._engine = FaultyEngine(PosixEngine(2), FAULTS, seed)
         self._store = small_store(path, own_engine=self._engine, write_policy=policy, **SETTINGS)
-        self._pages = opaque(self._store, PAGE_BYTES)
+        self._pages = self._store.namespace(model="test", layout=LAYOUT)
         self._lock = threading.Lock()
         self._over, self._closed = threading.Event(), threading.Event()
         self._futures: list[Future[Any]] = []
@@ -171,12 +177,35 @@ class Hammer:
             if action == "save":
                 memory[:] = truth(keys, PAGE_BYTES)
                 call = Call(self._pages.save(keys, memory, deadline_s=deadline_s), keys, memory)
+            elif action == "save layers":
+                memory[:] = truth(keys, PAGE_BYTES)
+                computed = LayersComputed()
+                future = self._pages.save_layers(keys, memory, computed, groups=GROUPS, deadline_s=deadline_s)
+                call = Call(future, keys, memory)
+                for layer in range(rng.choice((LAYOUT.layers, LAYOUT.layers, rng.randrange(LAYOUT.layers)))):
+                    computed.computed(layer + 1)  # some forwards never end
+            elif action == "load layers":
+                memory[:] = 0xEE
+                told: list[int] = []
+                future = self._pages.load_layers(
+                    keys,
+                    memory,
+                    lambda first, last, ok: told.append(last),
+                    groups=GROUPS,
+                    deadline_s=deadline_s,
+                )
+                call = Call(future, keys, memory, loads=True)
+                future.add_done_callback(lambda done: self._all_told(done, told))
             else:
                 memory[:] = 0xEE
                 call = Call(self._pages.load(keys, memory, deadline_s=deadline_s), keys, memory, loads=True)
         with self._lock:
             self._futures.append(call.future)
         return call
+
+    def _all_told(self, done: Future[Any], told: list[int]) -> None:
+        if not done.cancelled() and told != [group.last for group in GROUPS] and told != [LAYOUT.layers]:
+            self._error(f"a forward was told of layers up to {told}")
 
     def _end(self, call: Call) -> None:
         try:

@@ -31,10 +31,16 @@ class Desk:
         self.now = 0.0
 
     def submit(
-        self, cls: TransferClass = LOAD, *, keys: str = "", deadline: float = LATER, nbytes: int = 1
+        self,
+        cls: TransferClass = LOAD,
+        *,
+        keys: str = "",
+        deadline: float = LATER,
+        nbytes: int = 1,
+        priority: int = 0,
     ) -> Request:
         op = WRITE if cls is OFFLOAD else READ
-        return self.policy.submit(cls, op, nbytes, deadline, self.now, frozenset(keys) or NO_KEYS)
+        return self.policy.submit(cls, op, nbytes, deadline, self.now, frozenset(keys) or NO_KEYS, priority)
 
     def start(self) -> Request | None:
         return self.policy.start(self.now)

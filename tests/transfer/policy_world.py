@@ -77,7 +77,7 @@ class World:
         keys = frozenset(key for key in range(5) if bits < 32 and bits >> key & 1)
         deadline = self.now + draw(20) - 0.5
         op = Op.WRITE if writes else Op.READ
-        request = self.policy.submit(cls, op, 1 + draw(9), deadline, self.now, keys)
+        request = self.policy.submit(cls, op, 1 + draw(9), deadline, self.now, keys, draw(3))
         if request.ended:
             assert request.state in (State.REFUSED, State.EXPIRED)
             assert (request.state is State.EXPIRED) == (deadline <= self.now)

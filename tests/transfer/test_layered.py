@@ -105,7 +105,7 @@ def test_every_layer_is_there_when_it_is_told_of_and_the_pages_are_those_of_a_pl
 
 def test_planned_groups_hold_every_layer_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "gdsstore.layered_calls.REQUEST_S", 1e-6
+        "gdsstore.layered_plan.REQUEST_S", 1e-6
     )  # else groups of so few pages are not worth it
     layout = PageLayout.mha(layers=16, kv_heads=8, head_dim=128, page_tokens=16, dtype="bfloat16")
     keys = make_keys(4, "large")

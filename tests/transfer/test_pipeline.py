@@ -199,8 +199,13 @@ def test_what_a_callback_raises_comes_out_and_lets_go_of_what_flies(drive: Drive
 
 
 def test_a_save_starts_a_group_when_it_is_computed(drive: Drive) -> None:
-    computed = LayersComputed()
     started: list[int] = []
+
+    class Computed(LayersComputed):
+        def wait(self, group: LayerGroup, timeout_s: float) -> None:
+            drive.step(timeout_s)
+
+    computed = Computed()
 
     def compute(layers: int) -> Callable[[], None]:
         def step() -> None:
@@ -285,3 +290,16 @@ def test_groups_with_gaps_or_overlaps_are_refused(groups: list[LayerGroup]) -> N
         LayerPipeline(groups, PAGES, drive.start, drive.on_layers)
     with pytest.raises(ArgumentError, match="at least one"):
         LayerPipeline(GROUPS, PAGES, drive.start, drive.on_layers, ahead=0)
+
+
+def test_a_step_that_is_over_counts_whatever_earlier_ones_wait_for() -> None:
+    computed = LayersComputed()
+    computed.computed(4, lambda: False)
+    assert not computed.has(LayerGroup(0, 4))
+    computed.computed(3)
+    assert not computed.has(LayerGroup(0, 4))
+    assert computed.has(LayerGroup(0, 3))
+    computed.computed(6)  # as after a synchronization, or where the event was recorded again
+    assert computed.has(LayerGroup(0, 4))
+    assert computed.has(LayerGroup(4, 6))
+    assert not computed.has(LayerGroup(4, 7))

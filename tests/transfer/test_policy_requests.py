@@ -44,6 +44,22 @@ def test_prefetch_goes_by_deadline_and_the_smaller_first_on_a_tie() -> None:
         desk.finish(request)
 
 
+def test_a_prefetch_of_higher_priority_goes_before_an_earlier_deadline_and_takes_what_it_joins_along() -> (
+    None
+):
+    desk = Desk(workers=1)
+    blocker = desk.run()
+    soon = desk.submit(PREFETCH, deadline=10)
+    leader = desk.submit(PREFETCH, deadline=40, keys="ab")
+    wanted = desk.submit(PREFETCH, deadline=30, priority=1)
+    follower = desk.submit(PREFETCH, deadline=50, keys="ab", priority=2)
+    assert follower.state is State.JOINED
+    desk.finish(blocker)
+    for request in (leader, wanted, soon):
+        assert desk.start() is request
+        desk.finish(request)
+
+
 def test_a_class_that_waits_has_a_turn_after_so_many_starts_of_higher_ones() -> None:
     desk = Desk(workers=1, turn=5)
     offload = desk.submit(OFFLOAD)

@@ -24,7 +24,7 @@ SLACK_S = 2.0  # on a machine that does other things too
 @pytest.fixture(autouse=True)
 def quick_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """As shipped, but the first try comes after a fifth of a second instead of a whole one."""
-    monkeypatch.setattr("gdsstore.store.HealthLimits", lambda: HealthLimits(first_retry_s=0.2))
+    monkeypatch.setattr("gdsstore.store_core.HealthLimits", lambda: HealthLimits(first_retry_s=0.2))
 
 
 def open_on(drives: Drives) -> Store:

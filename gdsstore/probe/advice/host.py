@@ -14,7 +14,8 @@ def io_uring(facts: MachineFacts) -> Iterator[Finding]:
     kernel = facts.kernel
     if kernel.io_uring == "works" or (kernel.io_uring is None and not kernel.io_uring_disabled):
         return
-    if kernel.io_uring == "ENOSYS":
+    # In a container it may also be the seccomp profile that says so: podman's does.
+    if kernel.io_uring == "ENOSYS" and facts.container.kind is None:
         step = "Boot a kernel of 5.10 or later that has io_uring."
     elif kernel.io_uring_disabled:
         step = "On the host: sudo sysctl kernel.io_uring_disabled=0 (and in /etc/sysctl.d to keep it)."
@@ -26,7 +27,7 @@ def io_uring(facts: MachineFacts) -> Iterator[Finding]:
     else:
         step = (
             "Start the container with a seccomp profile that allows io_uring_setup, io_uring_enter and io_uring_register "
-            "(docker run --security-opt seccomp=FILE); Docker's default forbids them."
+            "(docker run --security-opt seccomp=FILE); the default profiles forbid them."
         )
     yield Finding(
         "io-uring-forbidden",
