@@ -1,4 +1,4 @@
-"""The command line: `gdsstore doctor | format | replay | bench | inspect | verify | stats`."""
+"""The command line: `gdsstore doctor | format | replay | bench | inspect | verify | drill | stats | serve | top`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from typer.core import TyperGroup
 import gdsstore
 from gdsstore.cli import bench
 from gdsstore.cli.doctor import doctor
+from gdsstore.cli.drill import drill
 from gdsstore.cli.format import format_
 from gdsstore.cli.inspect import inspect
 from gdsstore.cli.output import logs_on_stderr
 from gdsstore.cli.replay import replay
+from gdsstore.cli.serve import serve
 from gdsstore.cli.stats import stats
+from gdsstore.cli.top import top
 from gdsstore.cli.verify import verify
 from gdsstore.errors import GdsStoreError, from_os_error
 
@@ -55,7 +58,10 @@ app.command("replay")(replay)
 app.add_typer(bench.app, name="bench")
 app.command("inspect")(inspect)
 app.command("verify")(verify)
+app.command("drill")(drill)
 app.command("stats")(stats)
+app.command("serve")(serve)
+app.command("top")(top)
 
 
 def _version(asked: bool) -> None:
