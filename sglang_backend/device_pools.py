@@ -52,6 +52,7 @@ class DevicePool:
     needed_at: tuple[int, ...]
     replicated: bool  # whether every tensor-parallel rank holds the same bytes
     facts: tuple[tuple[str, str], ...]
+    draft: bool = False  # whether it holds bytes of a draft model
 
     def pages(self, indices: I64) -> Pieces | DevicePieces:
         """The memory of the pages at `indices`: int64, `page_tokens` a page, on the host.

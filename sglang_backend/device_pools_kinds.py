@@ -18,14 +18,12 @@ INSTEAD = (
 TAG = "sglang-device"
 
 
-def mha(name: str, pool: Any, needed_at: Mapping[int, int], page_tokens: int, source: str = "") -> DevicePool:
+def mha(name: str, source: str, pool: Any, needed_at: Mapping[int, int], page_tokens: int) -> DevicePool:
     """Plain `MHATokenToKVPool`: a K and a V buffer a layer, [tokens, heads, dim]. `needed_at`: forward layer of each pool layer."""
-    _plain(pool, "MHATokenToKVPool")
+    plain(pool, "MHATokenToKVPool")
     if getattr(pool, "kv_cache_layout", "nhd") != "nhd":
-        raise _refused(pool, f"its KV cache layout is {pool.kv_cache_layout!r}, and only 'nhd' is known")
-    if pool.k_scale_buffer is not None or getattr(pool, "native_k_scale_buffer", None) is not None:
-        raise _refused(pool, "its KV cache has scales beside it, which a page would have to hold as well")
-    layers = _layers(pool, len(pool.k_buffer), needed_at)
+        raise refused(pool, f"its KV cache layout is {pool.kv_cache_layout!r}, and only 'nhd' is known")
+    layers = layers_of(pool, len(pool.k_buffer), needed_at)
     heads, key_dim, value_dim = int(pool.head_num), int(pool.head_dim), int(pool.v_head_dim)
     for buffers, dim in ((pool.k_buffer, key_dim), (pool.v_buffer, value_dim)):
         for buffer in buffers:
@@ -39,26 +37,18 @@ def mha(name: str, pool: Any, needed_at: Mapping[int, int], page_tokens: int, so
         dtype=_dtype(pool),
     )
     order = [buffer for pair in zip(pool.k_buffer, pool.v_buffer, strict=True) for buffer in pair]
-    return _tokens(name, source or name, pool, order, layout, needed_at, page_tokens, replicated=False)
+    return _tokens(name, source, pool, order, layout, needed_at, page_tokens, replicated=False)
 
 
-def mla(name: str, pool: Any, needed_at: Mapping[int, int], page_tokens: int) -> DevicePool:
+def mla(name: str, source: str, pool: Any, needed_at: Mapping[int, int], page_tokens: int) -> DevicePool:
     """Plain `MLATokenToKVPool`: one buffer a layer, [tokens, 1, latent]."""
-    _plain(pool, "MLATokenToKVPool")
-    if getattr(pool, "kv_scale_buffer", None) is not None:
-        raise _refused(pool, "its KV cache has scales beside it, which a page would have to hold as well")
-    layers = _layers(pool, len(pool.kv_buffer), needed_at)
+    plain(pool, "MLATokenToKVPool")
+    layers = layers_of(pool, len(pool.kv_buffer), needed_at)
     latent = int(pool.kv_cache_dim)
     for buffer in pool.kv_buffer:
         _check(pool, buffer, (1, latent))
     layout = PageLayout.mla(layers=layers, latent_dim=latent, page_tokens=page_tokens, dtype=_dtype(pool))
-    return _tokens(name, name, pool, pool.kv_buffer, layout, needed_at, page_tokens, replicated=True)
-
-
-def attention(name: str, pool: Any, needed_at: Mapping[int, int], page_tokens: int) -> DevicePool:
-    """`mha` or `mla`, by the pool's class."""
-    kind = mla if type(pool).__name__ == "MLATokenToKVPool" else mha
-    return kind(name, pool, needed_at, page_tokens)
+    return _tokens(name, source, pool, pool.kv_buffer, layout, needed_at, page_tokens, replicated=True)
 
 
 def mamba(requests: Any, first_layer: int) -> DevicePool:
@@ -66,22 +56,22 @@ def mamba(requests: Any, first_layer: int) -> DevicePool:
     from sglang.srt.runtime_context import get_memory
 
     pool = requests.mamba_pool
-    _plain(pool, "MambaPool")
+    plain(pool, "MambaPool")
     if getattr(get_memory(), "enable_unified_memory", False):
-        raise _refused(pool, "--enable-unified-memory moves its slots about")
+        raise refused(pool, "--enable-unified-memory moves its slots about")
     if (
         requests.mamba_ckpt_pool is not None
         or requests.short_conv_pool.enabled
         or requests.ngram_pool.enabled
         or pool._slot_siblings
     ):
-        raise _refused(pool, "int8 checkpoints and states beside the Mamba state are not restored with it")
+        raise refused(pool, "int8 checkpoints and states beside the Mamba state are not restored with it")
     states = [state for state in (pool.mamba_cache.temporal, *pool.mamba_cache.conv) if state.numel()]
     order = [state[layer] for layer in range(pool.num_mamba_layers) for state in states]
     for buffer in order:
-        if buffer.dim() < 2 or not _dense(buffer[0]):
-            raise _refused(pool, f"a state of shape {tuple(buffer.shape)} has gaps in memory")
-    row_bytes = sum(_row_bytes(buffer) for buffer in order)
+        if buffer.dim() < 2 or not dense(buffer[0]):
+            raise refused(pool, f"a state of shape {tuple(buffer.shape)} has gaps in memory")
+    row_bytes = sum(bytes_of_row(buffer) for buffer in order)
     layer_ids = sorted(requests.mamba_map, key=requests.mamba_map.__getitem__)
     # Equal bytes in another order of axes are another state.
     form = [f"{tuple(s.shape[2:])}:{s.stride()[2:]}:{s.dtype}" for s in states]
@@ -89,41 +79,40 @@ def mamba(requests: Any, first_layer: int) -> DevicePool:
         name=MAMBA,
         source=MAMBA,
         kind=type(pool).__name__,
-        buffers=_buffers(pool, order),
+        buffers=buffers_of(pool, order),
         page_tokens=1,
         page_rows=1,
         layout=PageLayout.opaque(row_bytes, page_tokens=1, tag=TAG),
         needed_at=(min(layer_ids) - first_layer,),
         replicated=False,
-        facts=(("layers", _join(layer_ids)), ("states", ";".join(form))),
+        facts=(("layers", join(layer_ids)), ("states", ";".join(form))),
     )
 
 
-def entry(resolved: Any, replicated: bool) -> DevicePool:
+def entry(resolved: Any, replicated: bool, *, draft: bool) -> DevicePool:
     """A `DevicePoolEntry` of SGLang's own resolver (DeepSeek V4, DSA): bytes that nobody here looks into."""
     order = [buffer for component in resolved.components for buffer in component]
     for buffer in order:
-        if not _dense(buffer[0]):
-            raise _refused(
-                resolved.device_pool, f"a buffer of shape {tuple(buffer.shape)} has gaps in memory"
-            )
+        if not dense(buffer[0]):
+            raise refused(resolved.device_pool, f"a buffer of shape {tuple(buffer.shape)} has gaps in memory")
     rows = int(resolved._row_span)
-    page_bytes = rows * sum(_row_bytes(buffer) for buffer in order)
+    page_bytes = rows * sum(bytes_of_row(buffer) for buffer in order)
     return DevicePool(
         name=str(resolved.name.value),
         source=str(resolved.indices_from_pool.value),
         kind=type(resolved.device_pool).__name__,
-        buffers=_buffers(resolved.device_pool, order),
+        buffers=buffers_of(resolved.device_pool, order),
         page_tokens=int(resolved.page_size),
         page_rows=rows,
         layout=PageLayout.opaque(page_bytes, page_tokens=int(resolved.page_size), tag=TAG),
         needed_at=(min(resolved.layer_mapping, default=0),),
         replicated=replicated,
         facts=(
-            ("layers", _join(sorted(resolved.layer_mapping))),
-            ("pieces", _join(_row_bytes(buffer) for buffer in order)),
-            ("dtypes", _join(str(buffer.dtype) for buffer in order)),
+            ("layers", join(sorted(resolved.layer_mapping))),
+            ("pieces", join(bytes_of_row(buffer) for buffer in order)),
+            ("dtypes", join(str(buffer.dtype) for buffer in order)),
         ),
+        draft=draft,
     )
 
 
@@ -144,44 +133,44 @@ def _tokens(
         name=name,
         source=source,
         kind=type(pool).__name__,
-        buffers=_buffers(pool, order),
+        buffers=buffers_of(pool, order),
         page_tokens=page_tokens,
         page_rows=page_tokens,
         layout=layout,
         needed_at=by_layer,
         replicated=replicated,
         facts=(
-            ("layers", _join(by_layer)),
+            ("layers", join(by_layer)),
             ("dtype", str(pool.dtype)),
             ("store_dtype", str(pool.store_dtype)),
         ),
     )
 
 
-def _buffers(pool: Any, order: Sequence[Any]) -> Buffers:
+def buffers_of(pool: Any, order: Sequence[Any]) -> Buffers:
     devices = {str(buffer.device) for buffer in order}
     device = order[0].device
     if len(devices) > 1 or device.type not in ("cpu", "cuda"):
-        raise _refused(pool, f"its memory is on {', '.join(sorted(devices))}, not on one CUDA device")
+        raise refused(pool, f"its memory is on {', '.join(sorted(devices))}, not on one CUDA device")
     return Buffers(
         base=np.array([buffer.data_ptr() for buffer in order], np.uint64),
         stride=np.array([buffer.stride(0) * buffer.element_size() for buffer in order], np.int64),
-        row_bytes=np.array([_row_bytes(buffer) for buffer in order], np.int64),
+        row_bytes=np.array([bytes_of_row(buffer) for buffer in order], np.int64),
         rows=min(int(buffer.shape[0]) for buffer in order),
         device=int(device.index or 0) if device.type == "cuda" else None,
         owner=tuple(order),
     )
 
 
-def _join(values: Iterable[object]) -> str:
+def join(values: Iterable[object]) -> str:
     return ",".join(map(str, values))
 
 
-def _row_bytes(buffer: Any) -> int:
+def bytes_of_row(buffer: Any) -> int:
     return int(math.prod(buffer.shape[1:]) * buffer.element_size())
 
 
-def _dense(row: Any) -> bool:
+def dense(row: Any) -> bool:
     """Whether a row fills its memory without a gap, whatever the order of its axes."""
     expected = 1
     for stride, size in sorted(zip(row.stride(), row.shape, strict=True)):
@@ -193,20 +182,20 @@ def _dense(row: Any) -> bool:
 
 def _check(pool: Any, buffer: Any, row: tuple[int, ...]) -> None:
     if tuple(buffer.shape[1:]) != row or not buffer.is_contiguous() or buffer.dtype != pool.store_dtype:
-        raise _refused(
+        raise refused(
             pool,
             f"a buffer is {buffer.dtype} of shape {tuple(buffer.shape)} and strides {buffer.stride()}; known are contiguous ones "
             f"of {pool.store_dtype} and [tokens, {', '.join(map(str, row))}]",
         )
 
 
-def _layers(pool: Any, buffers: int, needed_at: Mapping[int, int]) -> int:
+def layers_of(pool: Any, buffers: int, needed_at: Mapping[int, int]) -> int:
     if getattr(pool, "layer_shard_enabled", False):
-        raise _refused(pool, "its layers are sharded over ranks")
+        raise refused(pool, "its layers are sharded over ranks")
     if buffers == 0:
-        raise _refused(pool, "it holds no layers")
+        raise refused(pool, "it holds no layers")
     if sorted(needed_at) != list(range(buffers)):
-        raise _refused(pool, f"it has {buffers} layers, and the model names {sorted(needed_at)}")
+        raise refused(pool, f"it has {buffers} layers, and the model names {sorted(needed_at)}")
     return buffers
 
 
@@ -220,17 +209,17 @@ def _dtype(pool: Any) -> str:
         "torch.float8_e5m2": "fp8_e5m2",
     }
     if str(pool.dtype) not in known:
-        raise _refused(pool, f"KV of {pool.dtype} is not known; known: {', '.join(known)}")
+        raise refused(pool, f"KV of {pool.dtype} is not known; known: {', '.join(known)}")
     return known[str(pool.dtype)]
 
 
-def _plain(pool: Any, name: str) -> None:
+def plain(pool: Any, name: str) -> None:
     # A subclass may arrange its bytes in any way, so a class that only derives from a known one is not known.
     if type(pool).__name__ != name or not type(pool).__module__.startswith("sglang."):
-        raise _refused(pool, f"known at this place is {name}")
+        raise refused(pool, f"known at this place is {name}")
 
 
-def _refused(pool: Any, why: str) -> ConfigError:
+def refused(pool: Any, why: str) -> ConfigError:
     return ConfigError(
         f"gdsstore's linker cannot move the pages of a {type(pool).__name__}: {why}. {INSTEAD}",
         pool=type(pool).__name__,

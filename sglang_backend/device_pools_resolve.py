@@ -10,6 +10,8 @@ from typing import Any
 from gdsstore import ConfigError
 from sglang_backend import device_pools_kinds as kinds
 from sglang_backend.device_pools import DevicePool
+from sglang_backend.device_pools_draft import draft, has_draft
+from sglang_backend.device_pools_scaled import attention
 
 # SGLang resolves these itself. What it cannot (plain MHA and MLA, SWA) or only in part (Mamba) is described here.
 RESOLVED_BY_SGLANG = ("DeepSeekV4TokenToKVPool", "DSATokenToKVPool")
@@ -43,11 +45,6 @@ def resolve(params: Any, components: Iterable[Any]) -> DevicePools:
     Raises ConfigError for a pool, or a combination of pools, that is not known.
     """
     names = {component.name for component in components}
-    if params.mtp_draft_device_pools or params.sidecar_draft_device_pools or params.mtp_draft_mamba_pools:
-        raise ConfigError(
-            "gdsstore's linker does not store the KV of a draft model yet, and would restore a prefix without it. "
-            f"Run without speculative decoding. Or: {kinds.INSTEAD}"
-        )
     pool = params.token_to_kv_pool_allocator.get_kvcache()
     page_tokens = int(params.page_size)
     name = type(pool).__name__
@@ -65,6 +62,7 @@ def resolve(params: Any, components: Iterable[Any]) -> DevicePools:
             pool=name,
         )
     first = int(pool.start_layer)
+    found += draft(params, found[0], page_tokens)
     if "MAMBA" in names:
         found.append(kinds.mamba(params.req_to_token_pool, first))
         layers = max(layers, 1 + max(params.req_to_token_pool.mamba_map) - first)
@@ -73,7 +71,7 @@ def resolve(params: Any, components: Iterable[Any]) -> DevicePools:
 
 def _single(pool: Any, page_tokens: int) -> DevicePool:
     """One pool for all layers."""
-    return kinds.attention(kinds.KV, pool, {layer: layer for layer in range(pool.layer_num)}, page_tokens)
+    return attention(kinds.KV, kinds.KV, pool, {layer: layer for layer in range(pool.layer_num)}, page_tokens)
 
 
 def _swa(pool: Any, page_tokens: int) -> tuple[list[DevicePool], int]:
@@ -82,8 +80,8 @@ def _swa(pool: Any, page_tokens: int) -> tuple[list[DevicePool], int]:
     for layer, (local, windowed) in pool.layers_mapping.items():
         where[bool(windowed)][local] = layer - int(pool.start_layer)
     found = [
-        kinds.attention(kinds.KV, pool.full_kv_pool, where[False], page_tokens),
-        kinds.attention(kinds.SWA, pool.swa_kv_pool, where[True], page_tokens),
+        attention(kinds.KV, kinds.KV, pool.full_kv_pool, where[False], page_tokens),
+        attention(kinds.SWA, kinds.SWA, pool.swa_kv_pool, where[True], page_tokens),
     ]
     return found, 1 + max(max(each.values()) for each in where)
 
@@ -93,7 +91,7 @@ def _linear(pool: Any, page_tokens: int) -> tuple[list[DevicePool], int]:
     where = {
         local: layer - int(pool.start_layer) for layer, local in pool.full_attention_layer_id_mapping.items()
     }
-    return [kinds.attention(kinds.KV, pool.full_kv_pool, where, page_tokens)], 1 + max(where.values())
+    return [attention(kinds.KV, kinds.KV, pool.full_kv_pool, where, page_tokens)], 1 + max(where.values())
 
 
 def _resolved_by_sglang(pool: Any, params: Any, page_tokens: int, names: set[str]) -> DevicePools:
@@ -111,8 +109,9 @@ def _resolved_by_sglang(pool: Any, params: Any, page_tokens: int, names: set[str
         raise ConfigError(
             f"SGLang cannot say where the pages of a {type(pool).__name__} lie: {error}. {kinds.INSTEAD}"
         ) from error
+    # SGLang appends the layers of a draft model to the target's, or says that it cannot.
     return DevicePools(
-        tuple(kinds.entry(each, group.rank_replicated) for each in group.entries),
+        tuple(kinds.entry(each, group.rank_replicated, draft=has_draft(params)) for each in group.entries),
         int(getattr(pool, "start_layer", 0) or 0),
         int(group.num_layers),
     )

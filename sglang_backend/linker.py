@@ -26,13 +26,14 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import (
 from gdsstore import GdsStoreError
 from sglang_backend import stores
 from sglang_backend.device_pools_resolve import resolve
-from sglang_backend.linker_identity import model_of, this_rank
+from sglang_backend.linker_identity import draft_model_of, model_of, this_rank
 from sglang_backend.linker_loads import Loads
 from sglang_backend.linker_lookup import Lookup
 from sglang_backend.linker_offloads import Offloads
 from sglang_backend.linker_options import parse_linker_options
 from sglang_backend.linker_pools import bind
 from sglang_backend.linker_prefetch import Prefetches
+from sglang_backend.linker_sessions import Sessions
 from sglang_backend.server import server_args as resolved_server_args
 
 log = logging.getLogger("gdsstore.sglang")
@@ -60,11 +61,13 @@ class GdsStoreLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has no
         options = parse_linker_options(extra_config, on_device=resolved.device is not None)
         arguments = resolved_server_args() or server_args
         model, rank = model_of(options.weights, arguments), this_rank(params, arguments)
+        drafts = any(pool.draft for pool in resolved.pools)
+        draft_model = draft_model_of(options.draft_weights, arguments) if drafts else ()
         self._store = stores.acquire(options.paths, options.config)
         try:
             if resolved.device is not None:
                 self._store.device_moving(resolved.device)  # seconds, and what is missing is said at start
-            self.stored = bind(self._store, model, rank, resolved)
+            self.stored = bind(self._store, model, rank, resolved, draft_model)
         except BaseException:
             stores.release(self._store, CLOSE_S)
             raise
@@ -78,7 +81,8 @@ class GdsStoreLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has no
         )
         self.lookups = Lookup(self.stored, options.config.grace_s)
         self.loads = Loads(self.stored, resolved.layers, self.layer_done_counter, options.load_deadline_s)
-        self.offloads = Offloads(self.stored, backlog, options.offload_deadline_s)
+        sessions = Sessions(self._store)
+        self.offloads = Offloads(self.stored, backlog, options.offload_deadline_s, sessions)
         self.prefetches = (
             Prefetches(self.stored, options.prefetch_deadline_s) if options.config.host_cache else None
         )
@@ -125,7 +129,7 @@ class GdsStoreLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has no
     # --- offload ---
 
     def offload(self, transfers: list[PoolTransfer], session_id: str | None = None) -> bool:
-        return self.offloads.offload(transfers, self.record_offload_ready)
+        return self.offloads.offload(transfers, self.record_offload_ready, session_id)
 
     def num_completed_offloads(self) -> int:
         return self.offloads.completed()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 from gdsstore import ConfigError, Namespace, Parallelism
 from sglang_backend.device_pools import DevicePool
@@ -13,6 +14,8 @@ from sglang_backend.identity import Model, identify_model
 
 IDENTITY_VERSION = "1"
 SAID_IN = "linker_extra_config"
+
+Facts: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,34 @@ def model_of(weights: str, server_args: Any) -> Model:
     return identify_model(None, weights, server_args, said_in=SAID_IN)
 
 
-def namespace_of_pool(model: Model, rank: Rank, pools: DevicePools, pool: DevicePool) -> Namespace:
+def draft_model_of(weights: str, server_args: Any) -> Facts:
+    """What tells the draft model from another one; nothing where it comes with the target's weights. `weights`: what the user said.
+
+    Raises ConfigError where nothing tells which weights it has.
+    """
+    path = str(getattr(server_args, "speculative_draft_model_path", None) or "")
+    own = path not in ("", str(getattr(server_args, "model_path", "")))
+    facts = [
+        (f"draft_{fact}", str(getattr(server_args, f"speculative_draft_{fact}", None)))
+        for fact in ("model_quantization", "load_format")
+    ]
+    if not (own or weights):
+        return tuple(facts)
+    revision = getattr(server_args, "speculative_draft_model_revision", None)
+    files = SimpleNamespace(model_path=path, revision=revision)
+    try:
+        found = weights or identify_model(path, "", files, said_in=SAID_IN).weights
+    except ConfigError as error:
+        raise ConfigError(
+            f'cannot tell which weights the draft model {path!r} stands for: add "draft_weights": "<revision or digest>" to '
+            f"{SAID_IN}, and change it with the weights, or two draft models will share pages"
+        ) from error
+    return (("draft_weights", found), *facts)
+
+
+def namespace_of_pool(
+    model: Model, rank: Rank, pools: DevicePools, pool: DevicePool, draft_model: Facts = ()
+) -> Namespace:
     """The namespace of a pool's pages. Not that of the HiCache backend: its pages lie in another order."""
     parallelism = rank.parallelism
     if pool.replicated:
@@ -77,5 +107,10 @@ def namespace_of_pool(model: Model, rank: Rank, pools: DevicePools, pool: Device
         pool=pool.name,
         layers=(pools.first_layer, pools.first_layer + pools.layers),
         parallelism=parallelism,
-        extra=(*model.facts, *facts, ("sglang_linker", IDENTITY_VERSION)),
+        extra=(
+            *model.facts,
+            *facts,
+            *(draft_model if pool.draft else ()),
+            ("sglang_linker", IDENTITY_VERSION),
+        ),
     )

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gdsstore import GdsStoreError, PageStatus
 from sglang_backend.device_pools import host_indices
 from sglang_backend.linker_layers import ended
-from sglang_backend.linker_pools import StoredPool, Wanted, raw_keys
+from sglang_backend.linker_pools import U8, StoredPool, Wanted, raw_keys
+from sglang_backend.linker_sessions import Sessions
 from sglang_backend.linker_worker import Worker
 
 log = logging.getLogger("gdsstore.sglang")
@@ -28,19 +30,29 @@ TOGETHER = 1024  # pages in one save
 DRAIN_S = 5.0  # a flush lets what is pending be stored for so long
 SAID_EVERY_S = 10.0
 
+Mask = npt.NDArray[np.bool_]
+
 
 @dataclass(frozen=True, slots=True)
 class _Node:
     wanted: tuple[Wanted, ...]
     ready: Sequence[Any]  # events after which the rows are written
     pages: int
+    session: str | None
 
 
 class Offloads:
-    """`backlog_pages`: pages that may be pending. Methods are for the scheduler's thread."""
+    """`backlog_pages`: pages that may be pending. `sessions`: is told what each session stored. Methods are for the scheduler's
+    thread."""
 
-    def __init__(self, pools: Sequence[StoredPool], backlog_pages: int, deadline_s: float) -> None:
-        self._pools = tuple(pools)
+    def __init__(
+        self,
+        pools: Sequence[StoredPool],
+        backlog_pages: int,
+        deadline_s: float,
+        sessions: Sessions | None = None,
+    ) -> None:
+        self._pools, self._sessions = tuple(pools), sessions
         self._backlog_pages, self._deadline_s = backlog_pages, deadline_s
         self._results: deque[bool] = deque()  # of the worker's
         self._pending: deque[int] = deque()  # pages of the nodes whose completion was not taken
@@ -50,7 +62,12 @@ class Offloads:
         device = self._pools[0].pool.buffers.device
         self._worker: Worker[_Node] = Worker("gdsstore-offload", self._run, _together, device)
 
-    def offload(self, transfers: Sequence[Any], record_ready: Callable[[], Sequence[Any]]) -> bool:
+    def offload(
+        self,
+        transfers: Sequence[Any],
+        record_ready: Callable[[], Sequence[Any]],
+        session: str | None = None,
+    ) -> bool:
         """False where nothing is stored and no completion follows."""
         wanted = Wanted.of(transfers, copy=True)
         if not wanted:
@@ -62,7 +79,7 @@ class Offloads:
         self._pending.append(pages)
         self._pending_pages += pages
         self._worker.put(
-            _Node(wanted, record_ready(), pages)
+            _Node(wanted, record_ready(), pages, session)
         )  # recorded after the copies, so that it covers them
         return True
 
@@ -108,7 +125,7 @@ class Offloads:
             log.exception("an offload of %d nodes failed", len(nodes))
         self._results.extend(stored.tolist())
 
-    def _save(self, nodes: list[_Node]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def _save(self, nodes: list[_Node]) -> Mask:
         """Whether each node is stored. One save a pool, and the nodes' pages in it from head to tail, oldest node first. A key that
         comes twice, or is stored already, is not written again."""
         for event in (event for node in nodes for event in node.ready):
@@ -144,6 +161,7 @@ class Offloads:
             saved = result.status == PageStatus.SAVED
             each.quarantine.lift(keys[saved])
             self.pages_saved += int(saved.sum())
+            self._note_sessions(nodes, each, keys, node_of_page, result.ok)
             failed = ~result.ok
             if failed.any():
                 self.pages_failed += int(failed.sum())
@@ -156,6 +174,13 @@ class Offloads:
                     result.reasons(),
                 )
         return stored
+
+    def _note_sessions(
+        self, nodes: list[_Node], pool: StoredPool, keys: U8, node_of_page: npt.NDArray[np.int64], ok: Mask
+    ) -> None:
+        for number, node in enumerate(nodes):
+            if self._sessions is not None and node.session is not None:
+                self._sessions.turn(node.session, pool, keys[(node_of_page == number) & ok])
 
 
 def _together(waiting: list[_Node]) -> int:

@@ -2,6 +2,7 @@
 
     path               directory of the store, or a list of directories, one a drive (required)
     weights            what identifies the model's weights, where its files do not tell: a revision, a digest
+    draft_weights      the same of a draft model's (speculative decoding)
     path_policy        "auto", "direct" or "bounce": how pages reach the drive (the store's setting `path`)
     load_deadline_s    a load that has not ended after this time fails, and its requests are aborted (default 10)
     offload_deadline_s a save that has not ended after this time fails (default 30)
@@ -23,13 +24,16 @@ from gdsstore import Config, ConfigError
 OURS = (
     "path",
     "weights",
+    "draft_weights",
     "path_policy",
     "load_deadline_s",
     "offload_deadline_s",
     "backlog_pages",
     "prefetch_deadline_s",
 )
-SETTINGS = tuple(field.name for field in fields(Config) if field.init and field.name != "path")
+# Not the key itself: command lines are seen by all users, and logged.
+NOT_HERE = ("path", "encryption_key")
+SETTINGS = tuple(field.name for field in fields(Config) if field.init and field.name not in NOT_HERE)
 LOAD_DEADLINE_S = 10.0
 OFFLOAD_DEADLINE_S = 30.0
 PREFETCH_DEADLINE_S = 30.0
@@ -40,6 +44,7 @@ SHORTEST_S, LONGEST_S = 0.1, 240.0  # SGLang's watchdog ends a scheduler that st
 class LinkerOptions:
     paths: tuple[str, ...]
     weights: str
+    draft_weights: str
     load_deadline_s: float
     offload_deadline_s: float
     prefetch_deadline_s: float
@@ -55,9 +60,7 @@ def parse_linker_options(extra_config: Mapping[str, Any] | None, *, on_device: b
         near = difflib.get_close_matches(unknown[0], (*OURS, *SETTINGS), 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join((*OURS, *SETTINGS))}"
         raise ConfigError(f"unknown key {unknown[0]!r} in linker_extra_config; {hint}")
-    weights = given.pop("weights", "")
-    if not isinstance(weights, str):
-        raise ConfigError(f"weights must be a string, not {weights!r}")
+    weights, draft_weights = (_text(name, given.pop(name, "")) for name in ("weights", "draft_weights"))
     paths = _paths(given.pop("path", None))
     load_s = _seconds("load_deadline_s", given.pop("load_deadline_s", LOAD_DEADLINE_S))
     offload_s = _seconds("offload_deadline_s", given.pop("offload_deadline_s", OFFLOAD_DEADLINE_S))
@@ -68,7 +71,13 @@ def parse_linker_options(extra_config: Mapping[str, Any] | None, *, on_device: b
     if not on_device:
         # A drive that hangs would hold on to rows that SGLang gives to others; through the arena it holds nothing of SGLang's.
         given.setdefault("zero_copy", False)
-    return LinkerOptions(paths, weights, load_s, offload_s, prefetch_s, backlog, Config.load(**given))
+    config = Config.load(**given)
+    if on_device and config.encrypts:
+        raise ConfigError(
+            "the linker moves pages of GPU memory, which are not encrypted; leave out the key, or take the HiCache backend "
+            "(--hicache-storage-backend), whose pages are in host memory"
+        )
+    return LinkerOptions(paths, weights, draft_weights, load_s, offload_s, prefetch_s, backlog, config)
 
 
 def _paths(value: Any) -> tuple[str, ...]:
@@ -79,6 +88,12 @@ def _paths(value: Any) -> tuple[str, ...]:
             "(a list for several drives)"
         )
     return tuple(paths)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} must be a string, not {value!r}")
+    return value
 
 
 def _seconds(name: str, value: Any) -> float:

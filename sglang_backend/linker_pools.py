@@ -14,7 +14,7 @@ from gdsstore import ArgumentError, BoundNamespace, Store
 from sglang_backend.device_pools import DevicePool
 from sglang_backend.device_pools_resolve import DevicePools
 from sglang_backend.identity import Model
-from sglang_backend.linker_identity import Rank, namespace_of_pool
+from sglang_backend.linker_identity import Facts, Rank, namespace_of_pool
 from sglang_backend.linker_quarantine import Quarantine, short
 
 log = logging.getLogger("gdsstore.sglang")
@@ -32,10 +32,13 @@ class StoredPool:
     quarantine: Quarantine = field(default_factory=Quarantine)
 
 
-def bind(store: Store, model: Model, rank: Rank, pools: DevicePools) -> tuple[StoredPool, ...]:
+def bind(
+    store: Store, model: Model, rank: Rank, pools: DevicePools, draft_model: Facts = ()
+) -> tuple[StoredPool, ...]:
+    """`draft_model`: what tells it apart, for the pools that hold its bytes."""
     bound = []
     for pool in pools.pools:
-        namespace = namespace_of_pool(model, rank, pools, pool)
+        namespace = namespace_of_pool(model, rank, pools, pool, draft_model)
         bound.append(
             StoredPool(pool, store.namespace(namespace), writes=rank.writes_shared or not pool.replicated)
         )

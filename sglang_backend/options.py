@@ -5,7 +5,7 @@
     call_limit_s  every call returns within this time, as misses if need be (default 5, below SGLang's 10 s for a thread to end)
     host_allocator  true: the host pool in huge pages, bound to a NUMA node, already touched (sglang_backend/host_allocator.py)
 
-and every setting of gdsstore by its name (docs/settings.md): capacity, durability, engine, zero_copy, ...
+and every setting of gdsstore by its name (docs/settings.md): capacity, durability, engine, encryption_key_file, ...
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ OURS = ("path", "weights", "call_limit_s", "host_allocator")
 CALL_LIMIT_S = 5.0
 SHORTEST_CALL_S = 0.2
 LONGEST_CALL_S = 9.0  # a flush joins each storage thread for 10 s, then the server ends
-SETTINGS = tuple(field.name for field in fields(Config) if field.init)
+# Not the key itself: command lines are seen by all users, and logged.
+SETTINGS = tuple(field.name for field in fields(Config) if field.init and field.name != "encryption_key")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,16 @@ class Device:
             for buffer in (pool.k_buffer[layer], pool.v_buffer[layer])
         ]
 
+    @property
+    def piece_bytes(self) -> int:
+        return int(self._rows[0].shape[1])
+
+    def pieces(self, place: npt.NDArray[np.intp]) -> npt.NDArray[np.uint64]:
+        """Addresses of the pieces of the pages at `place`, in the order of their records. Shape (pages x buffers,)."""
+        base = np.array([rows.ctypes.data for rows in self._rows], np.uint64)
+        offset = np.asarray(place, np.uint64)[:, None] * np.uint64(self.piece_bytes)
+        return np.asarray((base + offset).reshape(-1), np.uint64)
+
     def transfer(self, names: list[str], place: npt.NDArray[np.intp] | None = None) -> list[Any]:
         """SGLang's description of pages, by their keys, and of where they lie."""
         import torch

@@ -10,7 +10,8 @@ from rich.table import Table
 
 def tables(result: dict[str, Any]) -> list[RenderableType]:
     alone = Table(
-        *("pages", "GB/s", "ceiling GB/s", "ratio", "first layer ms", "total ms", "scheduler us/page"),
+        *("pages", "GB/s", "ceiling GB/s", "ratio", "with copies", "first layer ms", "total ms"),
+        *("scheduler us/page", "CPU s/GB", "queued ms"),
         title="The linker's restores, device pool in host memory",
     )
     for row in result["rows"]:
@@ -19,9 +20,12 @@ def tables(result: dict[str, Any]) -> list[RenderableType]:
             f"{row['gbps']:.2f}",
             f"{row['ceiling_gbps']:.2f}",
             f"{row['ratio']:.3f}",
+            f"{row['copy_ratio']:.3f}",
             f"{row['first_layer_s'] * 1e3:.1f}",
             f"{row['total_s'] * 1e3:.1f}",
             f"{row['scheduler_us_per_page']:.2f}",
+            f"{row['cpu_s_per_gb']:.3f}",
+            f"{row['queued_s'] * 1e3:.1f}",
         )
     beside = Table(
         *("pages", "forward / I/O", "I/O ms", "forward ms", "first layer ms", "total ms"),

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdsstore.errors import GdsStoreError
+from linker_parts.costs import Cpu
 from linker_parts.device import Device
 from linker_parts.sizes import LAYERS
 
@@ -18,11 +19,12 @@ _rids = itertools.count()
 
 class Restore(NamedTuple):
     """`scheduler_s`: what it takes of the scheduler's thread: the time of look-up, load and start, which wait for nothing, and the
-    CPU time of finish."""
+    CPU time of finish. `cpu`: of the whole process."""
 
     total_s: float
     first_layer_s: float
     scheduler_s: float
+    cpu: Cpu
 
 
 def restore(device: Device, names: list[str], place: npt.NDArray[np.intp], layer_s: float) -> Restore:
@@ -32,6 +34,7 @@ def restore(device: Device, names: list[str], place: npt.NDArray[np.intp], layer
     """
     linker, rid = device.linker, f"bench-{next(_rids)}"
     asked, wanted = device.transfer(names), device.transfer(names, place)
+    before = Cpu.now()
     start = time.perf_counter()
     lengths = linker.lookup(rid, asked)
     queued = linker.load(rid, wanted)
@@ -53,7 +56,7 @@ def restore(device: Device, names: list[str], place: npt.NDArray[np.intp], layer
     total_s = max(end, time.perf_counter()) - start
     if not landed:
         raise GdsStoreError("the linker did not load all pages")
-    return Restore(total_s, first_layer_s, scheduler_s)
+    return Restore(total_s, first_layer_s, scheduler_s, Cpu.now().since(before))
 
 
 def forward_alone(layer_s: float) -> float:

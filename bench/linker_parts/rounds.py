@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from hicache_parts.contenders import Contender
 from hicache_parts.pool import HostPages
 from hicache_parts.rounds import Ceiling, Rng, as_names, check_loaded, new_keys
@@ -16,13 +17,15 @@ from hicache_parts.rounds import Ceiling, Rng, as_names, check_loaded, new_keys
 from gdsstore.engines.base import Op
 from gdsstore.errors import GdsStoreError
 from linker_parts.device import U8, Device
-from linker_parts.restore import forward_alone, restore
+from linker_parts.restore import Restore, forward_alone, restore
 from linker_parts.sizes import LAYERS, PAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Medians over the rounds. `ratio`: of the rounds' own ratios, the ceiling's seconds by the restore's."""
+    """Medians over the rounds. `ratio`: of the rounds' own ratios, the ceiling's seconds by the restore's; `copy_ratio`: the same
+    with the seconds of the copies, `copy_s`, added to the ceiling's. `queued_s`: for which threads waited for a core, all together.
+    """
 
     pages: int
     gbps: float
@@ -31,6 +34,10 @@ class Row:
     first_layer_s: float
     total_s: float
     scheduler_us_per_page: float
+    copy_s: float
+    copy_ratio: float
+    cpu_s_per_gb: float
+    queued_s: float
     rounds: int
 
 
@@ -62,15 +69,25 @@ class Peer:
 
 @dataclass(slots=True)
 class _Taken:
-    alone: list[tuple[float, float, float]] = field(default_factory=list)  # total, first layer, scheduler
+    alone: list[Restore] = field(default_factory=list)
     ceiling: list[float] = field(default_factory=list)
+    copies: list[float] = field(default_factory=list)
     beside: dict[float, list[tuple[float, float, float, float]]] = field(default_factory=dict)
 
 
 def measure(
-    device: Device, keys: U8, ceiling: Ceiling, factors: Sequence[float], rounds: int, rng: Rng
+    device: Device,
+    keys: U8,
+    ceiling: Ceiling,
+    copy: Callable[[npt.NDArray[np.intp]], float],
+    factors: Sequence[float],
+    rounds: int,
+    rng: Rng,
 ) -> tuple[Row, list[Overlap]]:
-    """`rounds`, after one that does not count. Raises GdsStoreError for a page that is missing or wrong."""
+    """`rounds`, after one that does not count. `copy`: see `copy_alone`; takes the places of the pages.
+
+    Raises GdsStoreError for a page that is missing or wrong.
+    """
     names = as_names(keys)
     taken = _Taken(beside={factor: [] for factor in factors})
     for number in range(rounds + 1):
@@ -81,6 +98,7 @@ def measure(
         if wrong:
             raise GdsStoreError("pages were restored that do not hold what they must", wrong=wrong)
         ceiling_s = ceiling.run(Op.READ, PAGE_BYTES, len(keys), rng)
+        copy_s = copy(place)
         for factor in factors:
             io_s = restore(device, names, place, 0.0).total_s
             layer_s = factor * io_s / LAYERS
@@ -91,6 +109,7 @@ def measure(
         if number:
             taken.alone.append(alone)
             taken.ceiling.append(ceiling_s)
+            taken.copies.append(copy_s)
     return _row(len(keys), taken), [_overlap(len(keys), *each) for each in taken.beside.items()]
 
 
@@ -130,18 +149,26 @@ def _gbps(pages: int, seconds: Any) -> float:
 
 
 def _row(pages: int, taken: _Taken) -> Row:
-    total, first, scheduler = np.array(taken.alone).T
-    ceiling = np.array(taken.ceiling)
+    total, first, scheduler, used, queued = np.array([(*each[:3], *each.cpu) for each in taken.alone]).T
+    ceiling, copies = np.array(taken.ceiling), np.array(taken.copies)
     return Row(
         pages,
         _gbps(pages, total),
         _gbps(pages, ceiling),
-        ratio=round(float(np.median(ceiling / total)), 3),
-        first_layer_s=round(float(np.median(first)), 5),
-        total_s=round(float(np.median(total)), 5),
-        scheduler_us_per_page=round(float(np.median(scheduler)) / pages * 1e6, 2),
+        ratio=_median(ceiling / total, 3),
+        first_layer_s=_median(first),
+        total_s=_median(total),
+        scheduler_us_per_page=_median(scheduler / pages * 1e6, 2),
+        copy_s=_median(copies),
+        copy_ratio=_median((ceiling + copies) / total, 3),
+        cpu_s_per_gb=_median(used / (pages * PAGE_BYTES / 1e9), 3),
+        queued_s=_median(queued),
         rounds=len(total),
     )
+
+
+def _median(values: Any, digits: int = 5) -> float:
+    return round(float(np.median(values)), digits)
 
 
 def _overlap(pages: int, factor: float, times: list[tuple[float, float, float, float]]) -> Overlap:
@@ -149,12 +176,12 @@ def _overlap(pages: int, factor: float, times: list[tuple[float, float, float, f
     return Overlap(
         pages,
         factor,
-        io_s=round(float(np.median(io)), 5),
-        forward_s=round(float(np.median(forward)), 5),
-        first_layer_s=round(float(np.median(first)), 5),
-        total_s=round(float(np.median(total)), 5),
-        to_compute=round(float(np.median(total / forward)), 3),
-        to_slower=round(float(np.median(total / np.maximum(io, forward))), 3),
+        io_s=_median(io),
+        forward_s=_median(forward),
+        first_layer_s=_median(first),
+        total_s=_median(total),
+        to_compute=_median(total / forward, 3),
+        to_slower=_median(total / np.maximum(io, forward), 3),
     )
 
 
@@ -164,5 +191,5 @@ def _peer(name: str, pages: int, seconds: Any, ceiling: Any) -> Peer:
         pages,
         _gbps(pages, seconds),
         _gbps(pages, ceiling),
-        round(float(np.median(ceiling / seconds)), 3),
+        _median(ceiling / seconds, 3),
     )

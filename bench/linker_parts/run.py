@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ from gdsstore.errors import StoreError
 from gdsstore.memory.arena import Arena
 from gdsstore.sizes import GiB, format_size
 from gdsstore.store import Store
+from linker_parts.costs import copy_alone
 from linker_parts.device import device
 from linker_parts.rounds import Overlap, Peer, Row, measure, measure_peers
 from linker_parts.sizes import LAYERS, PAGE_BYTES, SEGMENT_BYTES, Sizes
 
-SCHEMA, SCHEMA_VERSION = "gdsstore.bench.linker", 1
+SCHEMA, SCHEMA_VERSION = "gdsstore.bench.linker", 2
 RAW_BATCHES = 2  # of the ceiling's files
 
 NOTES = (
@@ -34,6 +36,10 @@ NOTES = (
     "pieces by the CPU, which on a GPU its kernels do; the ceiling reads whole records into one block of huge pages",
     "a restore: look-up, load, start, waiting for all layers, finish; each is followed by the ceiling with as many blocks of the "
     "same size, and ratio is the median of the rounds' own",
+    "copy_s: one thread copies the restore's pieces out of that block, alone; copy_ratio: (ceiling + copy_s) / total, so that 1 is "
+    "what reading everything and copying it afterwards would take, unverified",
+    "cpu_s_per_gb: CPU time of the whole process; queued_s: time for which its threads were ready and had no core, all together; "
+    "where that is a good part of the total the machine was busy with other things, and ratio says more of them than of the linker",
     "every restore is verified by the store, and those without a forward are compared byte for byte",
     "the forward sleeps: it leaves the CPU to the load, as a GPU does; to_compute: total by the forward alone; to_slower: by the "
     "slower of the restore alone and the forward alone",
@@ -64,7 +70,8 @@ def run(directory: Path, sizes: Sizes, say: Say) -> dict[str, Any]:
         target.store(keys)
         for count in sizes.pages:
             say(f"restoring {count} pages")
-            row, beside = measure(target, keys[:count], raw, sizes.factors, sizes.rounds, rng)
+            copy = partial(copy_alone, target, memory.address)
+            row, beside = measure(target, keys[:count], raw, copy, sizes.factors, sizes.rounds, rng)
             rows.append(row)
             overlaps += beside
     for count in sizes.pages:

@@ -40,6 +40,27 @@ def cpu_shim() -> None:
         hicache_cpu_shim.install()
 
 
+# What SGLang keeps of a server's arguments, for the whole process.
+SERVER_STATE = ("_server_args", "_config_bags", "_overrides_log", "_publish_role")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server_arguments_are_restored() -> Iterator[None]:
+    """SGLang's own fixtures publish server arguments and leave them; other folders' tests must not see them."""
+    if not HAS_SGLANG:
+        yield
+        return
+    from sglang.srt.runtime_context import get_context
+
+    context = get_context()
+    before = {name: getattr(context, name) for name in SERVER_STATE}
+    parallel = context.parallel._config
+    yield
+    for name, value in before.items():
+        setattr(context, name, value)
+    context.parallel._config = parallel
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """After each test: no open store, no thread of the linker's. unittest's cleanups have run by then."""

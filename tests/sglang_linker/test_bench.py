@@ -28,11 +28,14 @@ def test_it_reports_the_linker_and_its_peers_and_leaves_nothing_behind(tmp_path:
     done = run("bench/linker.py", "--tiny", "--json", "-", "--directory", str(tmp_path))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)  # nothing else is on standard output
-    assert (result["schema"], result["schema_version"]) == ("gdsstore.bench.linker", 1)
+    assert (result["schema"], result["schema_version"]) == ("gdsstore.bench.linker", 2)
     (row,), (beside,) = result["rows"], result["overlaps"]
     assert (row["pages"], row["rounds"]) == (4, 1)
     assert 0 < row["first_layer_s"] <= row["total_s"]
     assert min(row[name] for name in ("gbps", "ceiling_gbps", "ratio", "scheduler_us_per_page")) > 0
+    assert min(row[name] for name in ("copy_s", "cpu_s_per_gb")) > 0
+    assert row["copy_ratio"] > row["ratio"]
+    assert row["queued_s"] >= 0
     assert beside["total_s"] >= beside["forward_s"] * 0.99
     assert [peer["backend"] for peer in result["peers"]] == ["gdsstore", "file"]
     assert list(tmp_path.iterdir()) == []
@@ -69,4 +72,12 @@ def test_a_page_that_is_missing_or_wrong_ends_the_bench(what: str, monkeypatch: 
     )
     ceiling: Any = SimpleNamespace(run=lambda *_: 0.01)
     with pytest.raises(GdsStoreError):
-        measure(device, np.zeros((4, 32), np.uint8), ceiling, [1.0], 1, np.random.default_rng(1))
+        measure(
+            device,
+            np.zeros((4, 32), np.uint8),
+            ceiling,
+            lambda place: 0.01,
+            [1.0],
+            1,
+            np.random.default_rng(1),
+        )

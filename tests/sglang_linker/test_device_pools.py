@@ -167,7 +167,6 @@ class DerivedMla(MLATokenToKVPool):
         (lambda: mha_pool(Derived), "Derived.*HiCache"),
         (lambda: mha_pool(dtype=torch.float8_e4m3fnuz), "float8_e4m3fnuz"),
         (lambda: SimpleNamespace(layer_num=1), "SimpleNamespace"),
-        (lambda: _with(mha_pool(), k_scale_buffer=[1]), "scales"),
         (lambda: _with(mha_pool(), kv_cache_layout="hnd"), "hnd"),
         (lambda: _with(mha_pool(), k_buffer=[b[::2] for b in mha_pool().k_buffer]), "contiguous"),
         (lambda: _with(mha_pool(), k_buffer=[b[:, :1] for b in mha_pool().k_buffer]), "shape"),
@@ -177,11 +176,6 @@ class DerivedMla(MLATokenToKVPool):
 def test_a_pool_that_is_not_known_is_refused_at_start(pool: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolved(pool())
-
-
-def test_a_draft_models_pools_are_refused() -> None:
-    with pytest.raises(ConfigError, match="draft"):
-        resolved(device_pool(MHA), sidecar_draft_device_pools=(device_pool(MHA),))
 
 
 def test_components_without_their_pools_are_refused() -> None:

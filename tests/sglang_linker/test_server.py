@@ -11,6 +11,7 @@ from server import PAGE_SIZE, Generation, LinkerOptions, ServerClient, ServerErr
 from server_checks import CACHED_TOKENS, check_warm_equals_cold, prompt
 
 from tests.sglang_server.launch import CAPACITY, QUIET, SEGMENT_BYTES, backend_environment
+from tests.sglang_server.processes import throwaway_server
 from tests.sglang_server.stored import damage, page_keys, tool
 
 pytestmark = pytest.mark.slow
@@ -40,7 +41,7 @@ def first_answers(linker: LinkerOptions) -> dict[int, Generation]:
 @pytest.fixture(scope="module")
 def server(linker: LinkerOptions, first_answers: dict[int, Generation]) -> Iterator[ServerClient]:
     """The next server on the same store."""
-    with running_server(linker=linker, env=backend_environment(), extra_args=QUIET) as server:
+    with throwaway_server(linker=linker, env=backend_environment(), extra_args=QUIET) as server:
         yield server
 
 

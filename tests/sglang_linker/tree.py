@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from cpu_fixtures import LAYERS, PAGE_SIZE, LinkedCache, device_buffers, linked_cache, linker_request
+from cpu_fixtures import (
+    LAYERS,
+    MHA,
+    PAGE_SIZE,
+    LinkedCache,
+    device_buffers,
+    device_pool,
+    linked_cache,
+    linker_request,
+    page_allocator,
+    single_rank_context,
+)
 from kits import wait_for_offloads
 from sglang.srt.mem_cache.base_prefix_cache import (
     EvictParams,
@@ -18,7 +29,12 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     InsertParams,
     MatchPrefixParams,
 )
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.linker_factory import create_unified_cache_linker
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from tests.sglang_linker.linkers import linker_config
 from tests.sglang_server.stored import page_keys
@@ -47,8 +63,12 @@ class Tree:
         self.insert(first, rows)
         return self.kv(rows)
 
-    def insert(self, first: int, rows: torch.Tensor, *, wait: bool = True) -> None:
-        self.cache.insert(InsertParams(key=key_of(first, len(rows)), value=rows.to(torch.int64)))
+    def insert(
+        self, first: int, rows: torch.Tensor, *, wait: bool = True, session: str | None = None
+    ) -> None:
+        self.cache.insert(
+            InsertParams(key=key_of(first, len(rows)), value=rows.to(torch.int64), session_id=session)
+        )
         if wait:
             wait_for_offloads(self.cache, OFFLOAD_TIMEOUT_S)
 
@@ -109,6 +129,44 @@ class Tree:
         request, rows = self.queue(first, tokens, request)
         assert self.run_batch(request) == []
         return self.kv(rows)
+
+
+@contextmanager
+def drafted_tree(folder: Path, *, packed: Sequence[Any] = (), sidecar: Sequence[Any] = ()) -> Iterator[Tree]:
+    """As `tree_of`, of an MHA model with a draft model's pools as SGLang names them: with MTP, or EAGLE."""
+    settings: dict[str, Any] = {
+        "enable_unified_cache_external_linker": True,
+        "unified_cache_external_linker_backend": "dynamic",
+    }
+    with single_rank_context(**settings) as server_args:
+        pool = device_pool(MHA)
+        allocator = page_allocator(pool)
+        params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=ReqToTokenPool(
+                size=4, max_context_len=1024, device="cpu", enable_memory_saver=False
+            ),
+            token_to_kv_pool_allocator=allocator,
+            page_size=PAGE_SIZE,
+            tree_components=(ComponentType.FULL,),
+            mtp_draft_device_pools=tuple(packed),
+            sidecar_draft_device_pools=tuple(sidecar),
+        )
+        cache = UnifiedRadixCache(params)
+        linker = create_unified_cache_linker(
+            server_args,
+            params,
+            backend="dynamic",
+            config=linker_config(folder),
+            components=set(cache.components),
+            forward_stream=None,
+        )
+        cache.init_cache_linker(linker)
+        pool.register_layer_transfer_counter(cache.linker.layer_done_counter)
+        try:
+            yield Tree(LinkedCache(cache, linker, pool, allocator))
+        finally:
+            cache.release_host_resources()
 
 
 @contextmanager
