@@ -23,7 +23,8 @@ else
     workers=$(($(nproc) < 4 ? $(nproc) : 4))
     .venv/bin/python -m pytest -q -n "$workers" --dist loadfile || status=$?
     sglang_status=0
-    with_sglang || sglang_status=$?
+    # Two at most: each may have servers of its own, which take a gigabyte or two.
+    with_sglang -n "$((workers < 2 ? workers : 2))" --dist loadfile || sglang_status=$?
     # 69: this machine cannot run them, and the reason was said.
     if ((status == 0 && sglang_status != 69)); then status=$sglang_status; fi
 fi
