@@ -46,6 +46,14 @@ def cpu_shim() -> None:
     hicache_cpu_shim.install()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def server_arguments_are_restored() -> Iterator[None]:
+    from server_state import server_arguments_kept
+
+    with server_arguments_kept():
+        yield
+
+
 @pytest.fixture
 def attach(tmp_path: Path) -> Iterator[Attach]:
     """Makes backends as SGLang attaches them: `attach(kv_pool, ("swa", pool), ..., folder="store", facts={...}, **settings)`.

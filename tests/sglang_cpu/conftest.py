@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,11 @@ def cpu_shim() -> None:
     import hicache_cpu_shim
 
     hicache_cpu_shim.install()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server_arguments_are_restored() -> Iterator[None]:
+    from server_state import server_arguments_kept
+
+    with server_arguments_kept():
+        yield

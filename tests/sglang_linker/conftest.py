@@ -40,25 +40,15 @@ def cpu_shim() -> None:
         hicache_cpu_shim.install()
 
 
-# What SGLang keeps of a server's arguments, for the whole process.
-SERVER_STATE = ("_server_args", "_config_bags", "_overrides_log", "_publish_role")
-
-
 @pytest.fixture(scope="module", autouse=True)
 def server_arguments_are_restored() -> Iterator[None]:
-    """SGLang's own fixtures publish server arguments and leave them; other folders' tests must not see them."""
     if not HAS_SGLANG:
         yield
         return
-    from sglang.srt.runtime_context import get_context
+    from server_state import server_arguments_kept
 
-    context = get_context()
-    before = {name: getattr(context, name) for name in SERVER_STATE}
-    parallel = context.parallel._config
-    yield
-    for name, value in before.items():
-        setattr(context, name, value)
-    context.parallel._config = parallel
+    with server_arguments_kept():
+        yield
 
 
 @pytest.fixture(autouse=True)
