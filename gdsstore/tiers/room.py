@@ -23,6 +23,7 @@ def make_room(core: Core, writer: Writer, shelf: Shelf, wanted: Wanted, deadline
     """
     if shelf.per_region == 0:
         return
+    regions = True  # of other shelves may be taken
     while True:
         missing = int(np.count_nonzero(shelf.find(wanted) < 0))
         short = min(missing, len(shelf.rows)) - shelf.free_count
@@ -32,8 +33,10 @@ def make_room(core: Core, writer: Writer, shelf: Shelf, wanted: Wanted, deadline
             continue
         victims = shelf.coldest(short)
         own_stamp = int(shelf.rows["stamp"][victims[0]]) if len(victims) else _NO_RECORD
-        colder = _colder_region(core, shelf, own_stamp)
-        if colder is not None and _take_region(core, writer, shelf, *colder, deadline):
+        colder = _colder_region(core, shelf, own_stamp) if regions else None
+        if colder is not None:
+            # Whether it could be had or not: the lock was given up meanwhile, and the victims may be somebody else's rows by now.
+            regions = _take_region(core, writer, shelf, *colder, deadline)
             continue
         dirty = shelf.rows["standing"][victims] == Standing.DIRTY
         if not dirty.all():
