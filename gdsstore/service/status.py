@@ -6,12 +6,11 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gdsstore.engines.base import Op
 from gdsstore.errors import VolumeError
 from gdsstore.service.errors_ring import ErrorRing
-from gdsstore.service.node_totals import NodeTotals
 from gdsstore.service.shared import Shared
 from gdsstore.service.status_moved import latencies, queues, throughput
 from gdsstore.service.status_segments import SegmentSurvey
@@ -19,6 +18,9 @@ from gdsstore.service.status_tiers import lookups, outcomes, tiers
 from gdsstore.store import Store
 from gdsstore.volume.health import Breaker, HealthSnapshot
 from gdsstore.volume.volume import Space, Volume
+
+if TYPE_CHECKING:  # it needs msgspec, and `top` looks at a store without a daemon too
+    from gdsstore.service.node_totals import NodeTotals
 
 VERSION = 1
 FIRST_LOOK_S = 0.3
