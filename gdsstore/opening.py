@@ -25,6 +25,7 @@ from gdsstore.config import Config
 from gdsstore.directory import StoreDirectory, StoreInfo
 from gdsstore.errors import DeadlineError, StoreBusyError, VolumeError
 from gdsstore.sizes import format_size
+from gdsstore.verify.copies import Copies
 from gdsstore.volume.volume import Volume
 
 log = logging.getLogger("gdsstore.store")
@@ -104,7 +105,10 @@ def open_parts(directory: StoreDirectory, locks: Locks, paths: Sequence[Path], c
             delete_catalog(directory.catalog)
             catalog = Catalog(directory.catalog, _map_bytes(config, capacity))
         if trust is Trust.REBUILD:
-            recovered = rebuild(catalog, volumes, info.uuid, info.segment_bytes, directory.cleared())
+            with Copies(volumes, info, config) as copies:
+                recovered = rebuild(
+                    catalog, volumes, info.uuid, info.segment_bytes, directory.cleared(), copies.arrived
+                )
             catalog.complete(info.uuid)
             if not fresh:
                 log.warning(

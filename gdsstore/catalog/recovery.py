@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gdsstore.catalog.copies import Arrived, choose, forget
 from gdsstore.catalog.index import Catalog, page_items
 from gdsstore.catalog.keys import U64, index_keys
 from gdsstore.catalog.records import EXTENT_PAGES, Run, SegmentRow, SegmentState
@@ -94,8 +95,10 @@ def rebuild(
     store_uuid: bytes,
     segment_bytes: int,
     cleared: dict[bytes, int],
+    arrived: Arrived,
 ) -> Recovered:
-    """Fill an empty catalog. `cleared`: for a namespace digest, the sequence up to which its pages were cleared."""
+    """Fill an empty catalog. `cleared`: for a namespace digest, the sequence up to which its pages were cleared. `arrived`: says
+    which copies of a page are whole, where there are several."""
     result = Recovered()
     scans = [
         scan_segment(volume, segment_id, store_uuid, segment_bytes)
@@ -105,7 +108,12 @@ def rebuild(
     _put_rows(catalog, scans, result)
     tables = [found.entries for found in scans if found.entries is not None and len(found.entries)]
     if tables:
-        result.pages = _put_pages(catalog, np.concatenate(tables), cleared)
+        result.pages, torn = _put_pages(catalog, np.concatenate(tables), cleared, arrived)
+        forget(
+            volumes,
+            {found.row.segment_id: found.row.volume for found in scans if found.entries is not None},
+            torn,
+        )
     return result
 
 
@@ -128,8 +136,11 @@ def _put_rows(catalog: Catalog, scans: Sequence[Found], result: Recovered) -> No
             catalog.next_segment_id(txn, max(found.row.segment_id for found in scans))
 
 
-def _put_pages(catalog: Catalog, entries: Entries, cleared: dict[bytes, int]) -> int:
-    """Choose the newest entry of every page, and write extents and pages in key order."""
+def _put_pages(
+    catalog: Catalog, entries: Entries, cleared: dict[bytes, int], arrived: Arrived
+) -> tuple[int, Entries]:
+    """Choose one entry of every page, and write extents and pages in key order. How many there are, and the entries of copies
+    that are not whole."""
     digests, which = _namespaces(entries)
     index = np.empty(len(entries), np.uint64)
     tag = np.empty(len(entries), np.uint64)
@@ -138,13 +149,9 @@ def _put_pages(catalog: Catalog, entries: Entries, cleared: dict[bytes, int]) ->
         mine = np.flatnonzero(which == number)
         index[mine], tag[mine] = index_keys(np.ascontiguousarray(entries["key"][mine]), digest)
         live[mine] &= entries["sequence"][mine] > cleared.get(digest, 0)
-    # Tombstones take part in the choice: a deleted page must not come back through an older copy.
-    order = np.lexsort((entries["sequence"], index))
-    newest = np.append(index[order][1:] != index[order][:-1], True)
-    chosen = order[newest]
-    chosen = chosen[live[chosen]]
+    chosen, torn = choose(entries, index, live, arrived)
     if len(chosen) == 0:
-        return 0
+        return 0, entries[torn]
     keep = np.zeros(len(entries), np.bool_)
     keep[chosen] = True
     first = _put_extents(catalog, entries, index, tag, which, digests, keep)
@@ -155,7 +162,7 @@ def _put_pages(catalog: Catalog, entries: Entries, cleared: dict[bytes, int]) ->
         )
         with catalog.write(pages=len(part)) as txn:
             catalog.append_sorted(txn, items)
-    return len(chosen)
+    return len(chosen), entries[torn]
 
 
 def _namespaces(entries: Entries) -> tuple[list[bytes], np.ndarray[tuple[int], np.dtype[np.intp]]]:

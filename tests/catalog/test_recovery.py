@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,13 +10,27 @@ import numpy as np
 import pytest
 
 from gdsstore import BoundNamespace, Store
+from gdsstore.catalog.copies import UNSYNCED_NS
 from gdsstore.catalog.index import Catalog
 from gdsstore.catalog.keys import index_keys
 from gdsstore.catalog.records import Locations, SegmentState
 from gdsstore.catalog.recovery import scan_segment
+from gdsstore.engines.faulty import Fault, FaultKind, FaultyEngine
+from gdsstore.engines.posix import PosixEngine
+from gdsstore.verify.copies import Copies
 from gdsstore.volume.format import ENTRY, Geometry, Superblock, entry_salt, seal_entries
 from gdsstore.volume.volume import Volume, write_entries
-from tests.store.helpers import check, forget_catalog, make_keys, memory_directory, opaque, save, small_store
+from tests.store.helpers import (
+    check,
+    flip,
+    forget_catalog,
+    locate,
+    make_keys,
+    memory_directory,
+    opaque,
+    save,
+    small_store,
+)
 
 KEYS = make_keys(400)
 SIZES = {"a": 8192, "b": 8192, "c": 20_000}
@@ -104,6 +119,89 @@ def test_a_deleted_page_does_not_come_back_through_an_older_copy(
     forget_catalog(path)
     with small_store(path) as store:
         assert np.flatnonzero(~opaque(store).contains(KEYS)).tolist() == list(range(95, 115))
+
+
+def damage(path: Path, bound: BoundNamespace, keys: np.ndarray) -> None:
+    """What the power took with it: payloads whose entries are there."""
+    segment, offset = locate(bound, keys)
+    for number, at in zip(segment.tolist(), offset.tolist(), strict=True):
+        flip(path / "segments" / f"{number:08d}.seg", 8 * (at + 4321))
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_a_copy_whose_payload_did_not_arrive_gives_way_to_an_older_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch, copies: int
+) -> None:
+    """A page that was durable is not lost to somebody who was saving it again when the power went."""
+    with small_store(path) as store:
+        bound = opaque(store)
+        assert save(bound, KEYS).all_ok
+        for _ in range(copies):
+            save_again(store, bound, KEYS[100:150], 8192, monkeypatch)
+            damage(path, bound, KEYS[100:140:3])
+        for again in range(3):
+            store.close()
+            forget_catalog(path)
+            store = small_store(path)
+            assert store.opened.recovered is not None
+            assert store.opened.recovered.pages == len(KEYS) + 5 * again
+            bound = opaque(store)
+            assert check(bound, KEYS).all_ok, again
+            assert save(bound, make_keys(5, again)).all_ok
+        store.close()
+
+
+def test_nothing_older_than_a_deletion_comes_back_for_a_copy_that_did_not_arrive(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_store(path) as store:
+        bound = opaque(store)
+        assert save(bound, KEYS[:20]).all_ok
+        save_again(store, bound, KEYS[:20], 8192, monkeypatch)
+        assert bound.delete(KEYS[:20]).all()
+        assert save(bound, KEYS[:20]).all_ok
+        damage(path, bound, KEYS[:20])
+    forget_catalog(path)
+    with small_store(path) as store:
+        assert not check(opaque(store), KEYS[:20]).ok.any()
+
+
+def test_only_copies_that_may_have_been_under_way_are_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rebuild that read every copy of a large store would keep its server down."""
+    with small_store(path) as store:
+        bound = opaque(store)
+        assert save(bound, KEYS[:20]).all_ok
+        save_again(store, bound, KEYS[:20], 8192, monkeypatch)
+        monkeypatch.setattr(store.sequencer, "_last", time.time_ns() + 2 * UNSYNCED_NS)
+        save_again(store, bound, KEYS[10:12], 8192, monkeypatch)
+        assert save(bound, KEYS[20:40]).all_ok
+    asked: list[int] = []
+    arrived = Copies.arrived
+    monkeypatch.setattr(
+        Copies, "arrived", lambda self, entries: (asked.append(len(entries)), arrived(self, entries))[1]
+    )
+    forget_catalog(path)
+    with small_store(path) as store:
+        assert check(opaque(store), KEYS[:40]).all_ok
+    assert asked == [2]
+
+
+def test_a_drive_that_does_not_say_whether_a_copy_arrived_keeps_nobody_from_opening(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_store(path) as store:
+        bound = opaque(store)
+        assert save(bound, KEYS[:20]).all_ok
+        save_again(store, bound, KEYS[:20], 8192, monkeypatch)
+    forget_catalog(path)
+    monkeypatch.setattr(
+        "gdsstore.verify.copies.PosixEngine",
+        lambda threads: FaultyEngine(PosixEngine(threads), [Fault(FaultKind.HANG)], 0),
+    )
+    with small_store(path, io_deadline_s=0.1) as store:
+        assert opaque(store).contains(KEYS[:20]).all()
 
 
 def test_after_reclaims_a_rebuild_finds_at_least_what_was_there_and_nothing_wrong(path: Path) -> None:

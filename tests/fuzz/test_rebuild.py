@@ -54,7 +54,14 @@ def one_input(data: bytes) -> None:
         (directory / "catalog").mkdir()
         catalog = Catalog(directory / "catalog", 4 << 20)
         try:
-            recovered = rebuild(catalog, volumes, UUID, SEGMENT_BYTES, cleared)
+            recovered = rebuild(
+                catalog,
+                volumes,
+                UUID,
+                SEGMENT_BYTES,
+                cleared,
+                lambda copies: np.array([choices.below(2) for _ in copies], np.bool_),
+            )
             catalog.complete(UUID)
             _check(catalog, volumes, cleared, recovered.pages)
         finally:
