@@ -7,32 +7,16 @@ Runs in the environment of scripts/setup_sglang_venv.sh; bench/README.md says ho
 
 from __future__ import annotations
 
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
-ROOT = Path(__file__).resolve().parents[1]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
+import typer
+from common import ROOT, Directory, Tiny, fail, measuring, one_sentence, start
+from hicache_parts.environment import has_sglang, prepare_sglang
+from hicache_parts.report import tables
 
-import typer  # noqa: E402
-from hicache_parts.environment import has_sglang, prepare_sglang  # noqa: E402
-from hicache_parts.report import tables  # noqa: E402
+from gdsstore.cli.options import JsonFile, Quiet
+from gdsstore.cli.output import Output
 
-from gdsstore.cli.main import CANNOT_RUN  # noqa: E402
-from gdsstore.cli.options import JsonFile, Quiet  # noqa: E402
-from gdsstore.cli.output import Output, logs_on_stderr  # noqa: E402
-from gdsstore.errors import GdsStoreError  # noqa: E402
-
-Directory = Annotated[
-    Path | None,
-    typer.Option(
-        help="A directory on the drive to measure; the bench works in a new folder in it. Default: here."
-    ),
-]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer rounds, and look-ups among 10,000 pages only.")]
 HostAllocator = Annotated[
     bool,
@@ -40,7 +24,6 @@ HostAllocator = Annotated[
         "--host-allocator", help="The host pool in gdsstore's huge pages instead of SGLang's memory."
     ),
 ]
-Tiny = Annotated[bool, typer.Option("--tiny", hidden=True)]  # for the tests: numbers without a meaning
 
 
 def main(
@@ -54,12 +37,12 @@ def main(
     """Save, load and look up pages of a real SGLang host pool with gdsstore's HiCache backend, with SGLang's file and nixl
     backends, and with raw NIXL io_uring, in turn."""
     if not has_sglang():
-        _fail(
+        fail(
             "this bench runs SGLang's own code, and sglang is not installed; see scripts/setup_sglang_venv.sh"
         )
-    try:
+    with one_sentence():
         output = Output(json, quiet)
-        with output.status("hicache") as say, logs_on_stderr(), _scratch(directory or Path.cwd()) as scratch:
+        with measuring("hicache", output, directory) as (scratch, say):
             say("importing SGLang")
             prepare_sglang(ROOT)
             from hicache_parts import run
@@ -67,24 +50,7 @@ def main(
             sizes = run.TINY if tiny else run.QUICK if quick else run.FULL
             result = run.run(scratch, sizes, say, host_allocator=host_allocator)
         output.show(tables(result), result)
-    except GdsStoreError as error:
-        _fail(" ".join(str(error).split()))
-
-
-@contextmanager
-def _scratch(where: Path) -> Iterator[Path]:
-    """A new folder; everything that the bench writes is removed with it."""
-    where.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".hicache-bench-", dir=where) as scratch:
-        yield Path(scratch)
-
-
-def _fail(text: str) -> None:
-    typer.echo(f"error: {text}", err=True)
-    raise typer.Exit(CANNOT_RUN)
 
 
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(main)
-    app()
+    start(main)

@@ -7,24 +7,18 @@ bench/README.md says how it measures.
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-ROOT = Path(__file__).resolve().parents[1]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-import numpy as np  # noqa: E402
-import typer  # noqa: E402
-from rich.table import Table  # noqa: E402
-from sick_parts.drives import FAULTS, SICK, WELL, Drives  # noqa: E402
-from sick_parts.users import (  # noqa: E402
+import numpy as np
+import typer
+from common import Directory, measuring, one_sentence, start
+from rich.table import Table
+from sick_parts.drives import FAULTS, SICK, WELL, Drives
+from sick_parts.users import (
     DEADLINE_S,
     GIVE_UP_S,
     PAGE_BYTES,
@@ -34,15 +28,15 @@ from sick_parts.users import (  # noqa: E402
     Users,
 )
 
-import gdsstore  # noqa: E402
-from gdsstore.catalog.keys import index_keys  # noqa: E402
-from gdsstore.cli.main import CANNOT_RUN  # noqa: E402
-from gdsstore.cli.options import JsonFile, Quiet  # noqa: E402
-from gdsstore.cli.output import Output, logs_on_stderr  # noqa: E402
-from gdsstore.engines.base import Op  # noqa: E402
-from gdsstore.errors import GdsStoreError  # noqa: E402
-from gdsstore.replay.truth import U8, fill_pages  # noqa: E402
-from gdsstore.volume.health import Breaker  # noqa: E402
+import gdsstore
+from gdsstore.catalog.keys import index_keys
+from gdsstore.cli.main import CANNOT_RUN
+from gdsstore.cli.options import JsonFile, Quiet
+from gdsstore.cli.output import Output
+from gdsstore.engines.base import Op
+from gdsstore.errors import GdsStoreError
+from gdsstore.replay.truth import U8, fill_pages
+from gdsstore.volume.health import Breaker
 
 AIM = 0.9  # of its speed, for the drive that is well
 
@@ -111,7 +105,14 @@ def _measure(
 ) -> dict[str, Any]:
     health = store.health[Op.READ][SICK]
     time.sleep(0.3)  # engines and files are made
-    before, before_s = users.during(lambda: time.sleep(seconds))
+
+    def well() -> None:
+        time.sleep(seconds)
+        _until(
+            lambda: users.loaded(WELL) > 0
+        )  # on a machine that is busy with other things that takes longer
+
+    before, before_s = users.during(well)
     drives.sickness = name
     opened_s: list[float] = []
 
@@ -184,35 +185,18 @@ def main(
     seconds: Annotated[float, typer.Option(help="How long each half of a measurement takes.")] = 2.0,
     rate: Annotated[float, typer.Option(help="MB/s of each drive.")] = 150.0,
     rounds: Annotated[int, typer.Option(help="Measurements of each sickness.")] = 3,
-    directory: Annotated[
-        Path | None, typer.Option(help="Where to work, in a new folder. Default: here.")
-    ] = None,
+    directory: Directory = None,
     quiet: Quiet = False,
 ) -> None:
     """Load from two drives while one of them hangs, errs or crawls, and compare what the other one does with what it did before."""
-    try:
+    with one_sentence():
         output = Output(json, quiet)
-        with (
-            output.status("sick volume") as say,
-            logs_on_stderr(),
-            _scratch(directory or Path.cwd()) as scratch,
-        ):
+        with measuring("sick-volume", output, directory) as (scratch, say):
             result = run(scratch, seconds, rate, rounds, say)
-    except GdsStoreError as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(CANNOT_RUN) from error
     output.show(table(result), result)
     if result["wrong_pages"]:
         raise typer.Exit(CANNOT_RUN)
 
 
-@contextlib.contextmanager
-def _scratch(where: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix=".sick-volume-bench-", dir=where) as scratch:
-        yield Path(scratch)
-
-
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(main)
-    app()
+    start(main)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the tree this script stands in, whatever else is installed
+
+from written_page import write_or_check  # noqa: E402
 
 from gdsstore.config import DEFAULTS, SETTINGS  # noqa: E402
 from gdsstore.settings import Setting  # noqa: E402
@@ -67,20 +68,5 @@ def _row(name: str, setting: Setting) -> str:
     return f"| `{name}` | `{env_name(name)}` | {kind} | `{default}` | {setting.bounds} | {setting.doc} |"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 where docs/settings.md is stale"
-    )
-    check = parser.parse_args().check
-    text = page()
-    if not check:
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
-        print(f"{PAGE.relative_to(ROOT)} is stale: run python scripts/settings_doc.py", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, page(), "settings_doc.py", __doc__))

@@ -27,7 +27,8 @@ def test_the_page_is_what_the_script_writes() -> None:
 def test_a_stale_page_is_found(tmp_path: Path) -> None:
     (tmp_path / "gdsstore").symlink_to(ROOT / "gdsstore")
     (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "settings_doc.py", tmp_path / "scripts")
+    for script in ("settings_doc.py", "written_page.py"):
+        shutil.copy(ROOT / "scripts" / script, tmp_path / "scripts")
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "settings.md").write_text(PAGE.read_text().replace("`128`", "`256`"))
     result = check(tmp_path)

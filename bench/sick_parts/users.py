@@ -75,6 +75,11 @@ class Users:
         with self._lock:
             return self._loads, time.monotonic() - start
 
+    def loaded(self, drive: int) -> int:
+        """Bytes that came from a drive since `during` began."""
+        with self._lock:
+            return self._loads[drive].nbytes
+
     def __enter__(self) -> Users:
         for thread in self._threads:
             thread.start()

@@ -280,7 +280,8 @@ def test_the_page_is_what_the_script_writes() -> None:
 def test_a_stale_page_is_found(tmp_path: Path) -> None:
     (tmp_path / "gdsstore").symlink_to(ROOT / "gdsstore")
     (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "metrics_doc.py", tmp_path / "scripts")
+    for script in ("metrics_doc.py", "written_page.py"):
+        shutil.copy(ROOT / "scripts" / script, tmp_path / "scripts")
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "metrics.md").write_text(PAGE.read_text().replace("`gdsstore_hits_total`", "`x`"))
     result = check(tmp_path)
