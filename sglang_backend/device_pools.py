@@ -54,8 +54,9 @@ class DevicePool:
     facts: tuple[tuple[str, str], ...]
     draft: bool = False  # whether it holds bytes of a draft model
 
-    def pages(self, indices: I64) -> Pieces | DevicePieces:
-        """The memory of the pages at `indices`: int64, `page_tokens` a page, on the host.
+    def pages(self, indices: I64, streams: Sequence[int] = ()) -> Pieces | DevicePieces:
+        """The memory of the pages at `indices`: int64, `page_tokens` a page, on the host. `streams`: CUDA streams whose work, as
+        far as it is queued now, comes before anything is done to that memory.
 
         Raises ArgumentError where these are not whole pages of this pool.
         """
@@ -81,8 +82,7 @@ class DevicePool:
             length = np.repeat(buffers.row_bytes, rows.shape[1])
         if buffers.device is None:
             return Pieces(address, length, owner=buffers.owner)
-        # The linker has waited for the pages' streams already, with the events it recorded when SGLang named the pages.
-        return DevicePieces(address, length, buffers.device, owner=buffers.owner, streams=())
+        return DevicePieces(address, length, buffers.device, owner=buffers.owner, streams=tuple(streams))
 
     def _rows(self, slots: I64) -> tuple[I64, bool]:
         """Rows of each page, and whether those of every page follow each other in memory."""

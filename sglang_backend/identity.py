@@ -8,30 +8,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-import os
 from dataclasses import dataclass
 from typing import Any
 
 from gdsstore import ArgumentError, ConfigError, Namespace, PageLayout, Parallelism, weights_digest
 from sglang_backend.pools import HostPool
+from sglang_backend.server_facts import Facts, facts_of, local_folder
+from sglang_backend.weight_updates import updates
 
 log = logging.getLogger("gdsstore.sglang")
 
 MAMBA = "mamba"
 IDENTITY_VERSION = "1"
 STORAGE_FLAG = "--hicache-storage-backend-extra-config"
-# Settings of the server that change what a page holds, beside what its pools and its weights tell.
-SERVER_FACTS = (
-    "kv_cache_dtype",
-    "quantization",
-    "quantization_param_path",
-    "dtype",
-    "load_format",
-    "json_model_override_args",  # RoPE scaling, say: keys are stored after it
-    "speculative_algorithm",
-    "speculative_draft_model_path",
-    "speculative_draft_model_revision",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +29,7 @@ class Model:
 
     name: str
     weights: str
-    facts: tuple[tuple[str, str], ...]
+    facts: Facts
 
 
 def identify_model(
@@ -54,14 +43,9 @@ def identify_model(
     name = served_name or getattr(server_args, "served_model_name", None) or path
     if not name:
         raise ConfigError("the model has no name: start the server with --served-model-name")
-    facts = [("sglang", _sglang_version())]  # another version may arrange the same pool in another way
-    facts += [
-        (f"server_{fact}", str(getattr(server_args, fact)))
-        for fact in SERVER_FACTS
-        if getattr(server_args, fact, None) is not None
-    ]
+    version = ("sglang", _sglang_version())  # another one may arrange the same pool in another way
     weights = weights or _weights(path, getattr(server_args, "revision", None), said_in)
-    return Model(name, weights, tuple(facts))
+    return Model(name, weights, (version, *facts_of(server_args, said_in)))
 
 
 def namespace_of(model: Model, config: Any, pool: HostPool, *, flat: bool = False) -> Namespace:
@@ -102,7 +86,12 @@ def _parallelism(config: Any, replicated: bool) -> Parallelism:
 
 
 def _weights(path: str, revision: str | None, said_in: str) -> str:
-    folder = path if os.path.isdir(path) else _snapshot(path, revision)
+    if updates():
+        raise ConfigError(
+            f"the weights of this server were changed since it started, and are not those in the files of {path!r}: "
+            f'add "weights": "<revision or digest>" to {said_in}'
+        )
+    folder = local_folder(path, revision)
     if folder:
         try:
             return weights_digest(folder)
@@ -112,18 +101,3 @@ def _weights(path: str, revision: str | None, said_in: str) -> str:
         f'cannot tell which weights {path or "the model"!r} stands for: add "weights": "<revision or digest>" to '
         f"{said_in}, and change it with the weights, or two models will share pages"
     )
-
-
-def _snapshot(repository: str, revision: str | None) -> str | None:
-    """Where the hub's client has put a model, if it has."""
-    if not repository:
-        return None
-    try:
-        from huggingface_hub import snapshot_download
-
-        return str(snapshot_download(repository, revision=revision, local_files_only=True))
-    except (
-        Exception
-    ) as error:  # not installed, not downloaded, not a repository: all mean that we do not know
-        log.info("no local snapshot of %s: %s", repository, error)
-        return None

@@ -12,6 +12,7 @@ rank knows; a page that did not load is a miss from then on; nothing but a wrong
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,14 +33,16 @@ from sglang_backend.linker_lookup import Lookup
 from sglang_backend.linker_offloads import Offloads
 from sglang_backend.linker_options import parse_linker_options
 from sglang_backend.linker_pools import bind
-from sglang_backend.linker_prefetch import Prefetches
+from sglang_backend.linker_prefetch import Prefetched, Prefetches
 from sglang_backend.linker_sessions import Sessions
 from sglang_backend.server import server_args as resolved_server_args
+from sglang_backend.weight_updates import Weights
 
 log = logging.getLogger("gdsstore.sglang")
 
 SHARE_PENDING, LEAST_PENDING = 4, 64  # a quarter of the KV pool's pages may wait to be stored
 CLOSE_S = 10.0
+SAY_AGAIN_S = 10.0
 
 
 class GdsStoreLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has no types
@@ -56,7 +59,8 @@ class GdsStoreLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has no
         forward_stream: Any | None = None,
     ) -> None:
         self.forward_stream = forward_stream
-        self._closed = False
+        self._closed, self._said = False, -SAY_AGAIN_S
+        self._weights = Weights("Restart the server")
         resolved = resolve(params, components)
         options = parse_linker_options(extra_config, on_device=resolved.device is not None)
         arguments = resolved_server_args() or server_args
@@ -80,7 +84,12 @@ class GdsStoreLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has no
             kv.buffers.rows // kv.page_rows // SHARE_PENDING, LEAST_PENDING
         )
         self.lookups = Lookup(self.stored, options.config.grace_s)
-        self.loads = Loads(self.stored, resolved.layers, self.layer_done_counter, options.load_deadline_s)
+        streams: tuple[int, ...] = ()
+        if resolved.device is not None and forward_stream is not None:
+            streams = (int(forward_stream.cuda_stream),)
+        self.loads = Loads(
+            self.stored, resolved.layers, self.layer_done_counter, options.load_deadline_s, streams
+        )
         sessions = Sessions(self._store)
         self.offloads = Offloads(self.stored, backlog, options.offload_deadline_s, sessions)
         self.prefetches = (
@@ -90,15 +99,18 @@ class GdsStoreLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has no
     # --- look up ---
 
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
+        if self._weights.changed:  # as on every rank: SGLang updates them in the same step
+            return []
         try:
             lengths = self.lookups.lengths(rid, transfers)
             if lengths and self.prefetches is not None:
                 self.prefetches.want(rid, transfers, lengths[-1])
             return lengths
-        except (
-            GdsStoreError
-        ) as error:  # an answer of nothing: the ranks go on together, and the pages are computed
-            log.error("a look-up failed and counts as nothing found: %s", error)
+        except Exception:  # an answer of nothing: the ranks go on together, and the pages are computed
+            now = time.monotonic()
+            if now - self._said >= SAY_AGAIN_S:  # each waiting request asks in each step
+                self._said = now
+                log.exception("a look-up failed and counts as nothing found")
             return []
 
     # --- load ---
@@ -106,13 +118,19 @@ class GdsStoreLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has no
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         self.lookups.forget(rid)
         prefetched = None if self.prefetches is None else self.prefetches.load_begins(rid)
-        return self.loads.queue(rid, transfers, prefetched)
+        queued = not self._weights.changed and self.loads.queue(rid, transfers, prefetched)
+        if not queued:
+            self._give_up(prefetched)
+        return queued
 
     def cancel_queued_load(self, rid: str) -> bool:
         cancelled, prefetched = self.loads.cancel(rid)
+        self._give_up(prefetched)
+        return cancelled
+
+    def _give_up(self, prefetched: Prefetched | None) -> None:
         if prefetched is not None and self.prefetches is not None:
             self.prefetches.give_up(prefetched)
-        return cancelled
 
     def start_layer_wise_loading(self) -> int:
         return self.loads.start(self._indices_ready)
@@ -121,7 +139,7 @@ class GdsStoreLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has no
         return self.loads.finish(counter_index)
 
     def _indices_ready(self) -> Sequence[Any]:
-        """As SGLang's own linkers wait before they write: rows that it hands out are free for what comes after on its stream."""
+        """Rows that SGLang hands out are free for what comes after on its stream; on that of its forwards: see Loads."""
         ready = device_module.Event()
         ready.record()
         return [ready]
@@ -129,6 +147,8 @@ class GdsStoreLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has no
     # --- offload ---
 
     def offload(self, transfers: list[PoolTransfer], session_id: str | None = None) -> bool:
+        if self._weights.changed:
+            return False
         return self.offloads.offload(transfers, self.record_offload_ready, session_id)
 
     def num_completed_offloads(self) -> int:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 from gdsstore import ConfigError, Namespace, Parallelism
 from sglang_backend.device_pools import DevicePool
 from sglang_backend.device_pools_kinds import INSTEAD
 from sglang_backend.device_pools_resolve import DevicePools
 from sglang_backend.identity import Model, identify_model
+from sglang_backend.server_facts import Facts
 
 IDENTITY_VERSION = "1"
 SAID_IN = "linker_extra_config"
-
-Facts: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,13 @@ def this_rank(params: Any, server_args: Any) -> Rank:
     if int(getattr(parallel, "attn_dcp_size", 1) or 1) > 1:
         raise ConfigError(
             f"gdsstore's linker does not know decode context parallelism: a page is spread over ranks. {INSTEAD}"
+        )
+    if params.pp_size > 1:
+        # Its HiCache tells the later stages what the first one decided; its linker reduces hits, completions and failed loads over
+        # the ranks of a stage only.
+        raise ConfigError(
+            "gdsstore's linker does not know pipeline parallelism: SGLang 0.5.23 lets each stage decide for itself how much of a "
+            f"prompt it loads, and stages whose stores differ in one page would compute with different lengths. {INSTEAD}"
         )
     rank, size = 0, 1
     group = params.attn_tp_cache_group or params.tp_cache_group

@@ -35,7 +35,7 @@ class _Request:
 class _Batch:
     index: int  # of SGLang's counter
     requests: tuple[_Request, ...]
-    ready: Sequence[Any]  # events after which the indices can be read and the rows be written
+    ready: Sequence[Any]  # events after which the indices can be read
     verdict: Future[bool]
 
 
@@ -55,11 +55,20 @@ class _Call:
 
 
 class Loads:
-    """All methods are for the scheduler's thread. `counter`: SGLang's LayerWiseLoadCounter."""
+    """All methods are for the scheduler's thread. `counter`: SGLang's LayerWiseLoadCounter. `streams`: CUDA streams that may be
+    at work on rows that SGLang has given to a load since. With its overlap schedule a request that has ended takes part in one more
+    forward, which writes to rows that are free already. Reads from the drive do not wait for them, writes to the rows do."""
 
-    def __init__(self, pools: Sequence[StoredPool], layers: int, counter: Any, deadline_s: float) -> None:
+    def __init__(
+        self,
+        pools: Sequence[StoredPool],
+        layers: int,
+        counter: Any,
+        deadline_s: float,
+        streams: Sequence[int] = (),
+    ) -> None:
         self._pools, self._layers, self._counter = tuple(pools), layers, counter
-        self._deadline_s = deadline_s
+        self._deadline_s, self._streams = deadline_s, tuple(streams)
         self._queued: dict[str, _Request] = {}
         self._verdicts: dict[int, Future[bool]] = {}
         self.pages_loaded = self.pages_failed = 0
@@ -132,16 +141,20 @@ class Loads:
         for number, call in enumerate(calls):
             try:
                 started.append((number, call, call.start(progress.of(number), self._deadline_s)))
-            except GdsStoreError as error:
-                log.error("the pages of pool %s cannot be loaded: %s", call.stored.pool.name, error)
+            except Exception as error:
+                # Whatever it is: those that were started write to rows of the same requests.
+                log.error("the pages of pool %s cannot be loaded", call.stored.pool.name, exc_info=error)
                 failed.append(f"{call.stored.pool.name}: {error}")
-        for number, call, future in started:
+        results: list[tuple[_Call, CallResult | Exception]] = []
+        for number, call, future in started:  # all of them end before anything else can go wrong
             what = f"a load of pool {call.stored.pool.name}"
             result = ended(future, what, 2 * self._deadline_s)
             if not isinstance(result, Exception):
                 let_go(call.stored.bound, call.pages, result, what)
                 if call.warm:
                     progress.of(number)(0, len(call.stored.pool.needed_at), result.ok)
+            results.append((call, result))
+        for call, result in results:
             failed += self._judge(call.stored, call.keys, result)
         if failed:
             self._fail(batch, LoadFailedError("; ".join(failed)))
@@ -167,7 +180,8 @@ class Loads:
             self.pages_warm += int(here.sum())
             for some, is_warm in ((here, True), (~here, False)):
                 if some.any():
-                    calls.append(_Call(stored, keys[some], pool.pages(slots[some].reshape(-1)), is_warm))
+                    pages = pool.pages(slots[some].reshape(-1), self._streams)
+                    calls.append(_Call(stored, keys[some], pages, is_warm))
         return sorted(calls, key=lambda call: not call.warm)
 
     def _judge(self, stored: StoredPool, keys: U8, result: CallResult | Exception) -> list[str]:
@@ -183,7 +197,7 @@ class Loads:
             return []
         self.pages_failed += int(missed.sum())
         lost = keys[missed]
-        stored.quarantine.add(lost[stored.bound.contains(lost)])
+        stored.hold(lost)
         log.error(
             "%d of %d pages of pool %s were not loaded: %s",
             int(missed.sum()),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gdsstore import GdsStoreError, PageStatus
+from gdsstore import PageStatus
 from sglang_backend.device_pools import host_indices
 from sglang_backend.linker_layers import ended
 from sglang_backend.linker_pools import U8, StoredPool, Wanted, raw_keys
@@ -142,17 +142,22 @@ class Offloads:
             if not mine or not each.writes:
                 continue
             node_of_page = np.repeat([number for number, _ in mine], [len(wanted.keys) for _, wanted in mine])
-            keys = raw_keys([key for _, wanted in mine for key in wanted.keys])
             try:
+                keys = raw_keys([key for _, wanted in mine for key in wanted.keys])
                 pages = each.pool.pages(host_indices([wanted.indices for _, wanted in mine]))
                 future = each.bound.save(keys, pages, deadline_s=self._deadline_s)
-            except GdsStoreError as error:
-                log.error("the pages of pool %s cannot be saved: %s", each.pool.name, error)
+            except Exception as error:
+                # Whatever it is: those that were started read rows of the same nodes.
+                log.error("the pages of pool %s cannot be saved", each.pool.name, exc_info=error)
                 stored[node_of_page] = False
                 continue
             calls.append((each, keys, node_of_page, future))
-        for each, keys, node_of_page, future in calls:
-            result = ended(future, f"an offload of pool {each.pool.name}", 2 * self._deadline_s)
+        # All of them end before anything else can go wrong: rows are given back when this returns.
+        results = [
+            ended(future, f"an offload of pool {each.pool.name}", 2 * self._deadline_s)
+            for each, *_, future in calls
+        ]
+        for (each, keys, node_of_page, _), result in zip(calls, results, strict=True):
             if isinstance(result, Exception):
                 log.error("%d pages of pool %s were not saved", len(keys), each.pool.name, exc_info=result)
                 stored[node_of_page] = False

@@ -14,8 +14,9 @@ from gdsstore import ArgumentError, BoundNamespace, Store
 from sglang_backend.device_pools import DevicePool
 from sglang_backend.device_pools_resolve import DevicePools
 from sglang_backend.identity import Model
-from sglang_backend.linker_identity import Facts, Rank, namespace_of_pool
+from sglang_backend.linker_identity import Rank, namespace_of_pool
 from sglang_backend.linker_quarantine import Quarantine, short
+from sglang_backend.server_facts import Facts
 
 log = logging.getLogger("gdsstore.sglang")
 
@@ -30,6 +31,15 @@ class StoredPool:
     bound: BoundNamespace
     writes: bool
     quarantine: Quarantine = field(default_factory=Quarantine)
+
+    def hold(self, lost: U8) -> None:
+        """These did not load: what the store still has of them is a miss from now on; all, where it cannot tell."""
+        kept = lost
+        try:
+            kept = lost[self.bound.contains(lost)]
+        except Exception:
+            log.exception("it cannot be told which pages of pool %s are left", self.pool.name)
+        self.quarantine.add(kept)
 
 
 def bind(

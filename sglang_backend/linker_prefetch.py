@@ -162,7 +162,7 @@ class Prefetches:
         if len(lost) == 0:
             return
         self.pages_failed += len(lost)
-        stored.quarantine.add(lost[stored.bound.contains(lost)])
+        stored.hold(lost)
         log.warning(
             "%d pages of pool %s could not be prefetched, and will be computed: %s",
             len(lost),

@@ -52,7 +52,7 @@ def parse_options(extra_config: Mapping[str, Any] | None) -> Options:
     given = {name: value for name, value in (extra_config or {}).items() if name not in SGLANGS}
     unknown = [name for name in given if name not in OURS and name not in SETTINGS]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], (*OURS, *SETTINGS), 1)
+        near = difflib.get_close_matches(unknown[0], (*OURS, *SETTINGS, *SGLANGS), 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join((*OURS, *SETTINGS))}"
         raise ConfigError(f"unknown key {unknown[0]!r} in the storage backend's extra config; {hint}")
     limit = _seconds(given.pop("call_limit_s", CALL_LIMIT_S))

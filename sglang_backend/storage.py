@@ -38,6 +38,7 @@ from sglang_backend.registry import PoolRegistry
 from sglang_backend.server import server_args
 from sglang_backend.stats import TransferStats
 from sglang_backend.traffic import Order, Traffic
+from sglang_backend.weight_updates import Weights
 
 log = logging.getLogger("gdsstore.sglang")
 
@@ -45,6 +46,7 @@ T = TypeVar("T")
 Move: TypeAlias = Callable[[Sequence[Order]], dict[str, list[bool]]]
 KV = str(PoolName.KV)
 SAY_AGAIN_S = 10.0
+AFTER_AN_UPDATE = 'Detach the backend and attach it with "weights" naming the new ones, or restart the server'
 
 
 class GdsStoreHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang has no types
@@ -52,11 +54,14 @@ class GdsStoreHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang has no ty
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any]) -> None:
         options = parse_options(storage_config.extra_config)
+        self._weights = Weights(AFTER_AN_UPDATE)
         self._model: Model = identify_model(storage_config.model_name, options.weights, server_args())
         self._store = stores.acquire(options.paths, options.config)
         self._pools = PoolRegistry(self._store, storage_config, self._model)
         # Which of its two interfaces SGLang moves KV pages through; it looks them up through `batch_exists` with both.
         self._flat_pages = not (storage_config.extra_config or {}).get("interface_v1")
+        if self._flat_pages:
+            log.warning('SGLang copies each page twice without "interface_v1": 1 in the extra config')
         self._stats = TransferStats() if storage_config.enable_storage_metrics else None
         self._limit_s = options.call_limit_s
         self._traffic = Traffic(options.call_limit_s, options.config.io_deadline_s, self._stats)
@@ -155,7 +160,7 @@ class GdsStoreHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang has no ty
     def _move(self, what: str, pages: dict[str, tuple[list[str], Any]], move: Move) -> dict[str, list[bool]]:
         nothing = {name: [False] * len(keys) for name, (keys, _) in pages.items()}
         done = self._guard(what, nothing, lambda: move(self._orders(pages)) if self._usable() else nothing)
-        return nothing | done
+        return nothing if self._weights.changed else nothing | done  # meanwhile, perhaps
 
     def _orders(self, wanted: dict[str, tuple[list[str], Any]]) -> list[Order]:
         return [
@@ -218,7 +223,8 @@ class GdsStoreHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang has no ty
             pieces = Pieces(address, length, owner=kept)
             return move([Order(KV, self._pools.flat(), _raw(keys), pieces, None)])[KV]
 
-        return self._guard(what, nothing, work)
+        done = self._guard(what, nothing, work)
+        return nothing if self._weights.changed else done
 
     # --- the rest ---
 
@@ -261,7 +267,7 @@ class GdsStoreHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang has no ty
         return self._pools.flat() if self._flat_pages else self._pools.bound(KV)
 
     def _usable(self) -> bool:
-        return not self._closed and not self._traffic.stuck
+        return not self._closed and not self._weights.changed and not self._traffic.stuck
 
     def _guard(self, what: str, otherwise: T, work: Callable[[], T]) -> T:
         try:

@@ -112,7 +112,7 @@ class Traffic:
         for order, future in calls:
             result = self._result(order, future, PageStatus.FAILED_IO)
             self._let_go(order, result, limit, writes=False)
-            ok = result.ok
+            ok, written = result.ok, result.count(PageStatus.SAVED)
             again = np.flatnonzero(np.isin(result.status, TRY_AGAIN))
             left_s = self._io_s - (time.monotonic() - start)
             if len(again) and left_s > 0:
@@ -123,11 +123,12 @@ class Traffic:
                 second = self._result(part, _start(part.bound.save, part, left_s), PageStatus.FAILED_IO)
                 self._let_go(part, second, limit, writes=False)
                 ok[again] = second.ok
+                written += second.count(PageStatus.SAVED)
             saved[order.name] = ok.tolist()
             if self._stats is not None:
-                count = int(ok.sum())
+                # Not those that were stored already: nothing was written for them.
                 nbytes = order.bound.namespace.layout.page_bytes
-                self._stats.saved(count, count * nbytes, time.monotonic() - start)
+                self._stats.saved(written, written * nbytes, time.monotonic() - start)
         return saved
 
     def _result(self, order: Order, future: Future[Any], failed: PageStatus) -> CallResult:

@@ -30,6 +30,17 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def tensors(path: Path, count: int) -> None:
+    """A shard of so many equal tensors."""
+    size = DATA_BYTES // count
+    head = {
+        f"layer.{n}": {"dtype": "U8", "shape": [size], "data_offsets": [n * size, (n + 1) * size]}
+        for n in range(count)
+    }
+    text = json.dumps(head).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"\1" * (count * size))
+
+
 def first(model: Path) -> Path:
     return model / "model-00001-of-00002.safetensors"
 
@@ -63,6 +74,31 @@ def test_the_digest_changes_with(change: str, model: Path) -> None:
     assert weights_digest(model) != before
 
 
+@pytest.mark.parametrize("number", range(0, 40, 3))
+def test_a_fine_tune_of_one_tensor_changes_the_digest(number: int, tmp_path: Path) -> None:
+    """An adapter that was merged, say: all other tensors stay, and every header and size."""
+    path = tmp_path / "model.safetensors"
+    tensors(path, 40)
+    before = weights_digest(tmp_path)
+    raw = bytearray(path.read_bytes())
+    size = DATA_BYTES // 40
+    start = len(raw) - (40 - number) * size
+    raw[start : start + size] = b"\2" * size
+    path.write_bytes(raw)
+    assert weights_digest(tmp_path) != before
+
+
+def test_a_shard_of_very_many_tensors_is_sampled_over_all_its_length(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    tensors(path, 1000)
+    before = weights_digest(tmp_path)
+    raw = bytearray(path.read_bytes())
+    for at in range(len(raw) - DATA_BYTES * 6 // 10, len(raw) - DATA_BYTES * 5 // 10):
+        raw[at] = 2
+    path.write_bytes(raw)
+    assert weights_digest(tmp_path) != before
+
+
 def test_the_digest_does_not_depend_on_where_the_model_lies(model: Path, tmp_path: Path) -> None:
     before = weights_digest(model)
     moved = tmp_path / "elsewhere"
@@ -87,7 +123,19 @@ def test_a_directory_without_safetensors_asks_for_a_revision(tmp_path: Path) -> 
             weights_digest(path)
 
 
-@pytest.mark.parametrize("raw", [b"", b"short", (1 << 40).to_bytes(8, "little") + b"{}", b"\xff" * 64])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"short",
+        (1 << 40).to_bytes(8, "little") + b"{}",
+        b"\xff" * 64,
+        (4).to_bytes(8, "little") + b"{no}" + b"data",
+        (2).to_bytes(8, "little") + b"[]" + b"data",
+        (8).to_bytes(8, "little") + b'{"w": 3}' + b"data",
+        (24).to_bytes(8, "little") + b'{"w":{"data_offsets":9}}' + b"data",
+    ],
+)
 def test_a_file_that_is_no_safetensors_is_refused(raw: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(raw)
     with pytest.raises(ArgumentError, match="not a safetensors file"):

@@ -20,6 +20,7 @@ from sglang_backend import stores
 
 T = TypeVar("T")
 SGLANG_WAITS_S = 9.0  # a thread that has not come back after 10 s ends the server
+PATIENCE_S = 60.0  # far beyond what anything here takes
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mremap.restype = ctypes.c_void_p
@@ -67,6 +68,16 @@ class Drive:
                 if not future.done():
                     self.let_go()
 
+    def hangs(self, call: Callable[[], T]) -> T:
+        """As `returns`, for a call that hangs in the drive. On a busy machine its time may be over before it gets there, and then
+        it hangs nowhere: it is made again."""
+        hung, end = self.count, time.monotonic() + PATIENCE_S
+        while True:
+            result = self.returns(call)
+            if self.count > hung:
+                return result
+            assert time.monotonic() < end, "no call reached the drive in time"
+
 
 class _Watched(Engine):
     """Counts requests, and, as the kernel does, has the drive write to the physical pages that it was given: the faulty engine
@@ -103,7 +114,7 @@ def pinned(address: int, nbytes: int) -> int:
     return address if second in (None, NOT_MAPPED) else int(second) + address - start
 
 
-def waits(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def waits(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it never came true"

@@ -72,6 +72,8 @@ def test_sglangs_failure_injector_works_with_it(tmp_path: Path, monkeypatch: pyt
         ({"path": 3}, "needs a directory"),
         ({"pth": "/x"}, "'pth'.*did you mean 'path'"),
         ({"capcity": "1GiB"}, "'capcity'.*did you mean 'capacity'"),
+        ({"prefetch_treshold": 64}, "'prefetch_treshold'.*did you mean 'prefetch_threshold'"),
+        ({"interface_v_1": 1}, "'interface_v_1'.*did you mean 'interface_v1'"),
         ({"directory_for_the_pages": "/x"}, "'directory_for_the_pages'"),
         ({"call_limit_s": LONGEST_CALL_S + 1}, f"call_limit_s.*{LONGEST_CALL_S}"),
         ({"call_limit_s": 0}, "call_limit_s"),

@@ -91,6 +91,7 @@ def test_metrics_are_handed_out_once_and_only_if_they_are_on(filled: FilledPool,
     assert backend.get_stats() == StorageMetrics()
     fresh = make_keys(PAGES)
     backend.batch_set_v1(fresh, filled.indices())
+    backend.batch_set_v1(fresh, filled.indices())  # stored already: nothing is written
     backend.batch_get_v1(fresh, filled.indices())
     backend.batch_get_v1([*filled.keys[:3], *make_keys(5)], filled.indices())
     backend.batch_get_v1(make_keys(PAGES), filled.indices())  # nothing moved: nothing to observe

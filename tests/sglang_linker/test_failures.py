@@ -86,7 +86,7 @@ def test_a_drive_that_hangs_fails_the_load_in_time_and_is_not_asked_again(
     core: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drive = install(monkeypatch, Drive(FaultKind.HANG, Op.READ))
-    with tree_of(MHA, core, tmp_path, load_deadline_s=0.5, io_deadline_s=0.5, drive_breaker="off") as tree:
+    with tree_of(MHA, core, tmp_path, load_deadline_s=3.0, io_deadline_s=3.0, drive_breaker="off") as tree:
         tree.compute(5000)
         tree.flush()
         drive.broken = True

@@ -110,6 +110,12 @@ def test_the_path_policy_is_the_stores_path() -> None:
     assert options.config.host_cache == 64 << 30
 
 
+def test_stages_of_a_pipeline_are_refused() -> None:
+    params = SimpleNamespace(pp_rank=0, pp_size=2)
+    with single_rank_context(), pytest.raises(ConfigError, match=r"pipeline parallelism.*HiCache"):
+        this_rank(params, SimpleNamespace(tp_size=1))
+
+
 @pytest.mark.parametrize(
     ("rank", "size", "server", "writes"),
     [

@@ -28,7 +28,7 @@ from sglang_backend.linker_pools import StoredPool, bind
 from tests.sglang_linker.linkers import SETTINGS
 
 LAYERS, HEADS, DIM, PAGES = 3, 2, 64, 6
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 CONFIG = Config.load(**{name: value for name, value in SETTINGS.items() if name != "weights"})
 
 

@@ -1,4 +1,5 @@
-"""Real servers with the linker: pages outlive a flush and the server, and a damaged one costs one request. In this order."""
+"""Real servers with the linker: pages outlive a flush and the server, a damaged one costs one request, and none
+outlives an update of the weights. In this order."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 from server import PAGE_SIZE, Generation, LinkerOptions, ServerClient, ServerError, running_server
 from server_checks import CACHED_TOKENS, check_warm_equals_cold, prompt
+from tiny_model import write_tiny_model
 
-from tests.sglang_server.launch import CAPACITY, QUIET, SEGMENT_BYTES, backend_environment
+from tests.sglang_server.launch import CAPACITY, SEGMENT_BYTES, backend_environment
 from tests.sglang_server.processes import throwaway_server
-from tests.sglang_server.stored import damage, page_keys, tool
+from tests.sglang_server.stored import damage, page_keys, pages, tool
 
 pytestmark = pytest.mark.slow
 
@@ -34,14 +36,14 @@ def linker(folder: Path) -> LinkerOptions:
 @pytest.fixture(scope="module")
 def first_answers(linker: LinkerOptions) -> dict[int, Generation]:
     """Both prompts: computed, from the device, and after a flush from the store, by a server that has been stopped since."""
-    with running_server(linker=linker, env=backend_environment(), extra_args=QUIET) as server:
+    with running_server(linker=linker, env=backend_environment()) as server:
         return {seed: check_warm_equals_cold(server, seed) for seed in (SOUND, DAMAGED)}
 
 
 @pytest.fixture(scope="module")
 def server(linker: LinkerOptions, first_answers: dict[int, Generation]) -> Iterator[ServerClient]:
     """The next server on the same store."""
-    with throwaway_server(linker=linker, env=backend_environment(), extra_args=QUIET) as server:
+    with throwaway_server(linker=linker, env=backend_environment()) as server:
         yield server
 
 
@@ -79,3 +81,16 @@ def test_the_pages_computed_again_take_their_place(
     server.flush_cache()
     check_answer(server.generate(prompt(DAMAGED)), first_answers[DAMAGED], CACHED_TOKENS)
     assert tool("verify", folder)[0] == 0
+
+
+def test_pages_of_weights_that_were_updated_are_computed_again_and_left_as_they_are(
+    server: ServerClient, folder: Path, tmp_path: Path, first_answers: dict[int, Generation]
+) -> None:
+    before = pages(folder)
+    server.update_weights(write_tiny_model(tmp_path / "model", seed=1))
+    cold = server.generate(prompt(SOUND))
+    assert cold.cached_tokens == 0
+    assert cold.logprobs != first_answers[SOUND].logprobs
+    server.flush_cache()
+    check_answer(server.generate(prompt(SOUND)), cold, 0)
+    assert pages(folder) == before

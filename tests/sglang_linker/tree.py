@@ -41,7 +41,7 @@ from tests.sglang_server.stored import page_keys
 
 PAGES = 12
 TOKENS = PAGES * PAGE_SIZE
-OFFLOAD_TIMEOUT_S = 20.0
+OFFLOAD_TIMEOUT_S = 60.0
 
 
 class Tree:

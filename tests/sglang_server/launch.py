@@ -10,11 +10,9 @@ from server import StorageOptions, dynamic_storage
 REPO = Path(__file__).resolve().parents[2]
 PLUGINS = Path(__file__).resolve().parent / "plugins"
 
-# An idle scheduler would poll on one of the two cores that the other servers and the clients share.
-QUIET = ("--sleep-on-idle",)
 # Requests that run together are computed in other shapes than alone, and so in another order of additions. In bfloat16 that
 # now and then decides between two tokens; in float32 it is far below what one wrong page does (FLOAT32_TOLERANCE).
-FLOAT32 = (*QUIET, "--dtype", "float32", "--max-running-requests", "8")
+FLOAT32 = ("--dtype", "float32", "--max-running-requests", "8")
 
 CAPACITY, SEGMENT_BYTES = "256MiB", "16MiB"
 

@@ -9,7 +9,8 @@ import pytest
 from server import PAGE_SIZE, Generation, ServerClient, running_server
 from server_checks import CACHED_TOKENS, check_warm_equals_cold, prompt
 
-from tests.sglang_server.launch import QUIET, backend_environment, gdsstore_storage
+from tests.sglang_server.launch import backend_environment, gdsstore_storage
+from tests.sglang_server.processes import throwaway_server
 from tests.sglang_server.stored import damage, page_keys, tool
 from tests.sglang_server.workload import check_no_call_failed
 
@@ -27,9 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def first_answers(folder: Path) -> dict[int, Generation]:
     """Both prompts, computed and served from the store by a server that has been stopped since."""
-    with running_server(
-        storage=gdsstore_storage(folder), env=backend_environment(), extra_args=QUIET
-    ) as server:
+    with running_server(storage=gdsstore_storage(folder), env=backend_environment()) as server:
         answers = {seed: check_warm_equals_cold(server, seed) for seed in (SOUND, DAMAGED)}
     for answer in answers.values():
         assert answer.storage_tokens == CACHED_TOKENS
@@ -42,7 +41,7 @@ def first_answers(folder: Path) -> dict[int, Generation]:
 def server(folder: Path, first_answers: dict[int, Generation]) -> Iterator[ServerClient]:
     """The next server on the same store, with its host pool in gdsstore's memory, which makes no difference to the pages."""
     storage = gdsstore_storage(folder, settings={"host_allocator": True})
-    with running_server(storage=storage, env=backend_environment(), extra_args=QUIET) as server:
+    with throwaway_server(storage=storage, env=backend_environment()) as server:
         yield server
 
 

@@ -11,7 +11,7 @@ import pytest
 from server import PAGE_SIZE, ServerClient
 from server_checks import CACHED_TOKENS, check_warm_equals_cold, prompt
 
-from tests.sglang_server.launch import QUIET, backend_environment, gdsstore_storage
+from tests.sglang_server.launch import backend_environment, gdsstore_storage
 from tests.sglang_server.mla_model import write_mla_model
 from tests.sglang_server.processes import throwaway_server
 from tests.sglang_server.stored import damage, namespaces, page_keys, tool
@@ -20,7 +20,7 @@ from tests.sglang_server.workload import check_no_call_failed
 pytestmark = pytest.mark.slow
 
 PAGES = CACHED_TOKENS // PAGE_SIZE
-TWO_RANKS = (*QUIET, "--tp-size", "2")
+TWO_RANKS = ("--tp-size", "2")
 
 
 def cores() -> dict[str, str]:

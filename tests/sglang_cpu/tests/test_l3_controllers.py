@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.observability.metrics_collector import StorageMetricsCollector
 
 PAGES = 24
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 LAYOUTS = [
     (MHA, "layer_first", "kernel"),

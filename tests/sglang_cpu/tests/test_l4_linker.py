@@ -36,7 +36,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 
 PAGES = 20
 TOKENS = PAGES * PAGE_SIZE
-OFFLOAD_TIMEOUT_S = 10.0
+OFFLOAD_TIMEOUT_S = 60.0
 
 
 class Tree:

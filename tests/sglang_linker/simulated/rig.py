@@ -132,8 +132,16 @@ class Rig:
         self.layers_seen: list[tuple[int, U8]] = []  # of the load under way
         self.watched: Sequence[int] = ()  # pages whose bytes are noted when a layer is completed
         self.counter = Counter(self._note)
-        self.loads = Loads(self.pools, resolved.layers, self.counter, WAIT_S)
+        self._layers = resolved.layers
+        self.loads = self._loads()
         self.offloads = Offloads(self.pools, pages, WAIT_S)
+
+    def _loads(self, *streams: int) -> Loads:
+        return Loads(self.pools, self._layers, self.counter, WAIT_S, streams)
+
+    def forwards_run_on(self, stream: Stream) -> None:
+        self.loads.close()
+        self.loads = self._loads(stream.handle)
 
     def _note(self, layer: int) -> None:
         self._simgpu.use(0)  # in the linker's threads no context is current

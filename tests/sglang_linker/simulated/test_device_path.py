@@ -133,6 +133,29 @@ def test_a_load_waits_for_those_who_still_read_its_rows(
 
 
 @pytest.mark.usefixtures("groups")
+@pytest.mark.parametrize("path", ["direct", "bounce"])
+def test_a_load_comes_after_the_forward_before_it_which_still_writes_to_rows_that_are_free(
+    path: str,
+    rig: Make,
+    device_store: Callable[..., Store],
+    theirs: Stream,
+) -> None:
+    store = device_store(path=path)
+    source, pool, ended = (rig(MHA, store, COUNT) for _ in range(3))
+    want = truth(KEYS, pool.layout.page_bytes)
+    source.put(range(COUNT), want)
+    assert source.offload(KEYS, range(COUNT))
+    ended.put(range(COUNT), truth(make_keys(COUNT, "ended"), pool.layout.page_bytes))
+    pool.forwards_run_on(theirs)
+    assert pool.load(KEYS, range(COUNT))  # the first call takes seconds, in which all of it would be over
+    pool.fill_late(theirs, ended)
+    assert pool.load(KEYS, range(COUNT))
+    assert theirs.record().wait(WAIT_S)
+    assert (layers(pool.layers_seen) == want).all()
+    assert (pool.pages(range(COUNT)) == want).all(), "the forward's writes came after the load's"
+
+
+@pytest.mark.usefixtures("groups")
 def test_a_damaged_page_fails_the_load_and_no_other_rows_are_touched(
     rig: Make,
     device_store: Callable[..., Store],
