@@ -19,12 +19,15 @@ status=0
 if (($#)); then
     .venv/bin/python -m pytest -q "$@" || status=$?
 else
-    # A file's tests stay together: those that need a process of their own share it.
-    workers=$(($(nproc) < 4 ? $(nproc) : 4))
-    .venv/bin/python -m pytest -q -n "$workers" --dist loadfile || status=$?
+    cores="$(nproc)"
+    # A file's tests stay together: those that need a process of their own share it. The order of the files is tests/conftest.py's.
+    files=(--dist loadfile --no-loadscope-reorder)
+    # Half more than there are cores: about half of the time these tests wait, for the disk and for processes.
+    workers=$(((3 * cores + 1) / 2))
+    .venv/bin/python -m pytest -q -n "$((workers < 6 ? workers : 6))" "${files[@]}" || status=$?
     sglang_status=0
     # Two at most: each may have servers of its own, which take a gigabyte or two.
-    with_sglang -n "$((workers < 2 ? workers : 2))" --dist loadfile || sglang_status=$?
+    with_sglang -n "$((cores < 2 ? cores : 2))" "${files[@]}" || sglang_status=$?
     # 69: this machine cannot run them, and the reason was said.
     if ((status == 0 && sglang_status != 69)); then status=$sglang_status; fi
 fi
