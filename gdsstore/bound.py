@@ -8,6 +8,7 @@ import numpy.typing as npt
 from gdsstore.bound_moving import MovingCalls
 from gdsstore.catalog.keys import index_keys
 from gdsstore.costing import leading
+from gdsstore.errors import StoreError
 from gdsstore.namespace import Keys, as_key_array
 from gdsstore.transfer.cost import Advice, CostSetting
 
@@ -92,10 +93,15 @@ class BoundNamespace(MovingCalls):
             return gone | warm | self._warm.drop(array, self._deadline(None))
 
     def clear(self) -> int:
-        """Drop all pages of this namespace. Returns how many there were on the drives."""
+        """Drop all pages of this namespace. Returns how many there were on the drives.
+
+        Raises StoreError where that cannot be noted on the drive.
+        """
         with self._store.using() as store:
             if self._warm is not None:
                 self._warm.clear(self._deadline(None))
+            if store.volumes[0].is_of_another(store.uuid):
+                raise StoreError("the directory holds another store now", path=str(store.directory.root))
             store.directory.describe_namespace(self.identity)  # the mark is kept with it
             store.directory.mark_cleared(self.digest, store.sequencer.take())
             dropped = 0

@@ -19,7 +19,7 @@ from gdsstore.layered_plan import LayerPlan
 from gdsstore.layered_saves import LayeredSave
 from gdsstore.lending import Lent
 from gdsstore.memory.device_views import describe_device, on_device
-from gdsstore.memory.views import PageMemory, Pages, describe
+from gdsstore.memory.views import PageMemory, Pages, describe, refuse_shared
 from gdsstore.namespace import Keys, Namespace, as_key_array
 from gdsstore.prefetch import Prefetch
 from gdsstore.sealed_pages import SealedPages
@@ -138,10 +138,10 @@ class MovingCalls:
 
         def load(admission: Admission) -> LoadResult:
             call = Call(array, memory, moving, deadline, admission)
-            if self._warm is None:
+            cached, layout = self._warm or self._remote, self.namespace.layout
+            if cached is None:
                 return layered.run(lambda: self._drive.load(call, layered=layered))
-            warm, layout = self._warm, self.namespace.layout
-            return layered.run(lambda: warm.load_layers(call, layered, layout))
+            return layered.run(lambda: cached.load_layers(call, layered, layout))
 
         return self._store.submit(
             load,
@@ -272,12 +272,18 @@ class MovingCalls:
     def _memory(self, pages: Pages, count: int, *, writable: bool) -> tuple[PageMemory, DeviceMoving | None]:
         """Where the pages of a call are, and what moves them; None: what moves host memory, which the call makes itself."""
         if not on_device(pages):
-            return describe(pages, count, self._page_bytes, writable=writable), None
+            memory = describe(pages, count, self._page_bytes, writable=writable)
+            if writable:
+                refuse_shared(memory)
+            return memory, None
         found = describe_device(pages, count, self._page_bytes, writable=writable)
         with self._store.using():
             moving = self._store.device_moving(found.device)
             moving.check_page(self._record_bytes)
-            return moving.memory_of(found), moving
+            memory = moving.memory_of(found)
+            if writable:
+                refuse_shared(memory)
+            return memory, moving
 
     def _deadline(self, deadline_s: float | None) -> Deadline:
         return Deadline(self._store.config.io_deadline_s if deadline_s is None else deadline_s)

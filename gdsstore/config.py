@@ -97,7 +97,8 @@ class Config:
         Durability.INTERVAL,
         "Safety",
         "When a saved page is on the drive for good. none: when the kernel gets to it (survives the death of the process, "
-        "not a power loss); interval: at most sync_interval_s later; commit: before the page is visible.",
+        "not a power loss); interval: at most sync_interval_s later; commit: before the page is visible. It holds for the process "
+        "that saves the page: processes that share a store should agree on it.",
     )
     sync_interval_s: float = setting(
         1.0, "Safety", Kind.SECONDS, "Time between two syncs with durability = interval.", low=0.01, high=3600
@@ -163,7 +164,8 @@ class Config:
         65536,
         "Moving bytes",
         Kind.INTEGER,
-        "Pages under way on one volume at most, over all calls. Bytes under way are bounded by 8 chunks.",
+        "Pages under way on one volume at most, over all calls. Bytes are bounded by what the volume was found to need, 2 to 32 "
+        "chunks; by 8 before that.",
         low=1,
         high=1 << 20,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gdsstore.catalog.lost import give_up
+from gdsstore.catalog.lost import NO_FILE, give_up
 from gdsstore.catalog.records import SegmentState
+from gdsstore.volume.volume import Volume
 
 if TYPE_CHECKING:
     from gdsstore.store_core import StoreCore
@@ -29,16 +29,29 @@ def report_damage(store: StoreCore, segment: npt.NDArray[np.uint32], slot: npt.N
         log.error("segment %s: %d damaged pages, dropped; slots %s", name, len(slots), slots[:16])
 
 
-def drop_lost_segments(store: StoreCore, segment_ids: Sequence[int]) -> None:
-    """After failed reads: forget the pages of segments whose files are gone or cut short."""
+def drop_lost_segments(store: StoreCore, segment_ids: Sequence[int]) -> set[int]:
+    """After failed reads: forget the pages of segments whose files are gone, cut short, or of another store. Which these are."""
+    lost = set()
     for segment_id in segment_ids:
         with store.catalog.read() as txn:
             row = store.catalog.segment(txn, segment_id)
         if row is None or row.state is SegmentState.LOST:
             continue
-        path = store.volumes[row.volume].segment_path(segment_id)
-        with contextlib.suppress(OSError):
-            if os.lstat(path).st_size >= store.segment_bytes:
-                continue
-        log.error("%s is missing or cut short; its pages are dropped", path)
-        give_up(store.catalog, store.volumes[row.volume], row)
+        volume = store.volumes[row.volume]
+        why = _lost(store, volume, segment_id)
+        if why:
+            log.error("%s is %s; its pages are dropped", volume.segment_path(segment_id), why)
+            give_up(store.catalog, volume, row)
+            lost.add(segment_id)
+    return lost
+
+
+def _lost(store: StoreCore, volume: Volume, segment_id: int) -> str:
+    """Why a segment's pages will not come back; "" where they may."""
+    try:
+        size = os.lstat(volume.segment_path(segment_id)).st_size
+    except OSError as error:
+        return "missing" if error.errno in NO_FILE else ""
+    if size < store.segment_bytes:
+        return "cut short"
+    return "another segment now" if volume.holds_another(segment_id, store.uuid) else ""

@@ -115,6 +115,7 @@ class DeviceMoving:
             parts.segment_bytes,
             parts.config.max_open_files,
             lambda fd, volume: way[0].harvest(parts, fd, volume),
+            parts.unverified_owner,
         )
         registered = getattr(engine, "registered", Registered())
         side = DeviceSide(

@@ -9,15 +9,16 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gdsstore.config import MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES
 from gdsstore.errors import ArgumentError, StoreDamagedError, StoreError, StoreVersionError, from_os_error
-from gdsstore.files import make_directory, make_own_directory, read_small, write_atomic
+from gdsstore.files import locked, make_directory, make_own_directory, read_small, write_atomic
 from gdsstore.namespace import Identity, digest_of
+from gdsstore.sequence import LAST_SEQUENCE
 from gdsstore.volume.format import FORMAT_VERSION
 
 log = logging.getLogger("gdsstore.store")
@@ -25,7 +26,6 @@ log = logging.getLogger("gdsstore.store")
 # What json and the reading below raise on content that is not ours; deep nesting ends the recursion.
 NOT_OURS = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 DIGEST_NAME = re.compile(r"[0-9a-f]{32}\.json")
-LAST_SEQUENCE = 1 << 62  # nanoseconds: a clear beyond it would leave no number for what is saved later
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +146,21 @@ class StoreDirectory:
     def describe_namespace(self, namespace: Identity) -> None:
         """Keep what a digest stands for, for `inspect`. A file that is there and whole stays."""
         path = self._namespace_path(namespace.digest)
-        kept = self._read_namespace(path) if path.exists() else {}
-        if not kept or not _describes(kept, path):
+        there = self._read_namespace(path) if path.exists() else {}
+        if there and _describes(there, path):
+            return
+        with self._changing_namespaces():
+            kept = self._read_namespace(path) if path.exists() else {}
             cleared = kept.get("cleared_before", 0)
             self._write_namespace(path, {"describes": namespace.describe(), "cleared_before": cleared})
 
     def mark_cleared(self, digest: bytes, sequence: int) -> None:
         """Pages of this namespace that were written up to `sequence` must not come back in a rebuild."""
         path = self._namespace_path(digest)
-        self._write_namespace(path, {**self._read_namespace(path), "cleared_before": sequence})
+        with self._changing_namespaces():
+            kept = self._read_namespace(path)
+            cleared = max(sequence, kept.get("cleared_before", 0))
+            self._write_namespace(path, {**kept, "cleared_before": cleared})
 
     def namespaces(self) -> dict[bytes, dict[str, Any]]:
         """What each known digest stands for; a file that is damaged or lies is left out."""
@@ -185,6 +191,15 @@ class StoreDirectory:
             pass
         log.warning("%s is damaged; the namespace's description is lost, its pages are not", path)
         return {}
+
+    @contextlib.contextmanager
+    def _changing_namespaces(self) -> Iterator[None]:
+        """Two that read a file and write it anew at the same time would lose one's mark."""
+        try:
+            with locked(self._namespaces):
+                yield
+        except OSError as error:
+            raise from_os_error(error, "cannot write a namespace's description", StoreError) from error
 
     def _write_namespace(self, path: Path, content: dict[str, Any]) -> None:
         try:

@@ -198,11 +198,13 @@ class DrivePages:
         damaged = np.flatnonzero(status == PageStatus.MISS_CHECKSUM)
         gone = (status == PageStatus.MISS_SEGMENT) | (status == PageStatus.MISS_IO)
         try:
+            gone[damaged] = True
+            if gone.any():
+                lost = drop_lost_segments(self._store, np.unique(where.segment[gone]).tolist())
+                damaged = damaged[~np.isin(where.segment[damaged], list(lost))]
             if len(damaged):
                 report_damage(self._store, where.segment[damaged], where.slot[damaged])
                 self.remove(index[damaged], _take(where, damaged))
-            if gone.any():
-                drop_lost_segments(self._store, np.unique(where.segment[gone]).tolist())
         except GdsStoreError as error:  # a full drive, say: the loads that went well stay good
             log.error("damaged pages could not be dropped, and will miss again: %s", error)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
-from gdsstore.errors import StoreError
+from gdsstore.errors import DeadlineError, StoreError
+from gdsstore.waiting import Deadline, pause
 
 MAX_SMALL_BYTES = 1 << 20
+LOCK_TIMEOUT_S = 60.0
 
 
 def read_small(path: Path) -> bytes:
@@ -40,6 +44,31 @@ def write_atomic(path: Path, content: bytes) -> None:
             os.unlink(aside)
         raise
     sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Exclude other threads and processes from a directory's small files, for reading one and writing it anew.
+
+    Raises OSError, and DeadlineError where somebody keeps it for a minute.
+    """
+    deadline = Deadline(LOCK_TIMEOUT_S)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if deadline.passed:
+                    raise DeadlineError("somebody keeps a directory locked", path=str(directory)) from None
+                pause(0.005)
+        try:
+            yield
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where the process was forked meanwhile
+    finally:
+        os.close(fd)
 
 
 def make_directory(path: Path) -> None:

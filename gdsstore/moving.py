@@ -105,6 +105,11 @@ class Parts:
     ]  # of each volume; a drive may take no writes and still read well
     cipher: PageCipher | None = None  # where pages are encrypted
 
+    @property
+    def unverified_owner(self) -> bytes | None:
+        """The store's uuid, where loads compare no checksums, which would tell that a segment is another store's."""
+        return None if self.config.verify else self.uuid
+
     def mover(self, engine: Engine, files: SegmentFiles, side: Side, moved: Moved | None = None) -> Mover:
         return Mover(
             engine,
@@ -157,7 +162,9 @@ class Moving:
     def __init__(self, engine: Engine, parts: Parts) -> None:
         config, volumes = parts.config, parts.volumes
         self.engine = engine
-        self.files = SegmentFiles(engine, volumes, parts.segment_bytes, config.max_open_files)
+        self.files = SegmentFiles(
+            engine, volumes, parts.segment_bytes, config.max_open_files, owner=parts.unverified_owner
+        )
         self.staging = Staging(lambda: make_arena(config, config.staging_bytes, volumes[0]))
         alignment = max(volume.direct.memory_alignment for volume in volumes)
         side = (

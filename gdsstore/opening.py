@@ -129,8 +129,7 @@ def close_parts(directory: StoreDirectory, locks: Locks, catalog: Catalog) -> No
             alone = locks.alone()
             if alone:
                 catalog.sync()
-            catalog.close()
-            if alone:
+            if catalog.close() and alone:
                 state = read_state(directory.state)
                 mark = catalog_mark(directory.catalog)
                 write_state(directory.state, replace(state, boot_id=boot_id(), clean=True, catalog_mark=mark))

@@ -9,18 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from gdsstore.catalog.keys import index_keys
-from gdsstore.checksum.definition import finish, seeds
 from gdsstore.drive_pages import Call, DrivePages
 from gdsstore.engines.base import Op
 from gdsstore.errors import DeadlineError, EngineError
-from gdsstore.tiers.remote import NodeLease, NodeTier
+from gdsstore.layered_calls import LayeredLoad
+from gdsstore.layout import PageLayout
+from gdsstore.remote_borrowed import BATCH_KEYS, Borrowed, borrow
+from gdsstore.remote_layers import RemoteLayers
 from gdsstore.transfer.mover import Mover
 from gdsstore.transfer.results import LoadResult, PageStatus, Statuses, Unfinished
 from gdsstore.waiting import Deadline
@@ -34,18 +34,6 @@ U64 = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.intp]
 SLICE_BYTES = 4 << 20  # of the cache, between two looks at the drive
 FROM_SHARED = "LOADED_FROM_SHARED"  # of those LOADED: told apart in the counters
-LEASE_S = 0.25  # a daemon that takes longer to answer is slower than the drive
-
-
-@dataclass(frozen=True, slots=True)
-class _Borrowed:
-    """Records that the daemon says are there, arrays of shape (n,). `at`: the positions of their pages in the call."""
-
-    lease: NodeLease
-    at: Ints
-    address: U64
-    seed: U64
-    checksum: U64
 
 
 class RemotePages:
@@ -54,13 +42,11 @@ class RemotePages:
     def __init__(self, store: StoreCore, drive: DrivePages) -> None:
         self._store, self._drive = store, drive
         self._lock = threading.Lock()
-        self._late: list[tuple[NodeLease, list[Unfinished]]] = []  # records that a device still copies from
+        self._late: list[tuple[Borrowed, list[Unfinished]]] = []  # records that a device still copies from
 
     def load(self, call: Call) -> LoadResult:
         """From the shared cache and the drives at the same time; without a daemon, from the drives."""
-        self.sweep()
-        node = self._store.node
-        borrowed = None if node is None or len(call) == 0 else self._borrow(node, call)
+        borrowed = self._borrow(call)
         if borrowed is None:
             return self._drive.load(call)
         status = np.full(len(call), PageStatus.PENDING, np.uint8)
@@ -79,12 +65,38 @@ class RemotePages:
             for _ in copying:
                 pass
         finally:
-            self._give_back(borrowed.lease, copies)
+            self._give_back(borrowed, copies)
         mine = status[borrowed.at]
         late = int(np.count_nonzero(mine == PageStatus.MISS_DEADLINE))
         if late:
             self._drive.count({PageStatus.MISS_DEADLINE.name: late})
         self._read(call, borrowed.at[mine == PageStatus.PENDING], None, status, unfinished)
+        return LoadResult(status, [*unfinished, *copies])
+
+    def load_layers(self, call: Call, layered: LayeredLoad, layout: PageLayout) -> LoadResult:
+        """As `load`, layer by layer. A record that somebody wrote to after it was found to be right is a miss."""
+        borrowed = self._borrow(call)
+        if borrowed is None:
+            return self._drive.load(call, layered=layered)
+        status = np.full(len(call), PageStatus.PENDING, np.uint8)
+        unfinished: list[Unfinished] = []
+        copies: list[Unfinished] = []
+        try:
+            mover = self._drive.mover(call, Op.READ, len(borrowed.at))
+            shared = RemoteLayers(call, borrowed, layout, mover)
+            copies = shared.layers.unfinished
+            rest = shared.look()
+            layered.beside(shared.layers, rest)
+            try:
+                self._read(call, rest, None, status, unfinished, layered)
+            finally:
+                layered.tell_rest()  # while the records are ours, whatever the drives' part has come to
+            found = shared.judge(status, rest)
+        finally:
+            self._give_back(borrowed, copies)
+        right = int(np.count_nonzero(found == PageStatus.LOADED))
+        self._drive.count({**LoadResult(found).reasons(), FROM_SHARED: right})
+        self._store.counters.add("shared_pages_refused", shared.refused)
         return LoadResult(status, [*unfinished, *copies])
 
     def _read(
@@ -94,38 +106,20 @@ class RemotePages:
         meanwhile: Iterator[None] | None,
         status: Statuses,
         unfinished: list[Unfinished],
+        layered: LayeredLoad | None = None,
     ) -> None:
         if len(pages):
-            result = self._drive.load(call.take(pages), None, meanwhile)
+            result = self._drive.load(call.take(pages), None, meanwhile, layered=layered)
             status[pages] = result.status
             unfinished += result.unfinished
 
-    def _borrow(self, node: NodeTier, call: Call) -> _Borrowed | None:
-        """Those of a call's pages that the daemon has, of those that our catalog has."""
-        digest = self._drive.digest
-        index, tag = index_keys(call.keys, digest)
-        with self._store.using() as store:
-            where, rows = store.catalog.locate(index, tag)
-            known = self._drive.place(where, rows)[0]
-            if len(known) == 0:
-                return None
-            lease = node.lease(digest, call.keys[known], Deadline(min(LEASE_S, call.deadline.left_s)))
-            if lease is None:
-                return None
-            if (
-                lease.record_bytes != self._drive.record_bytes
-            ):  # nothing to copy, and else there may be less than we would read
-                lease.close()
-                return None
-            found = np.flatnonzero(lease.found)
-            at = known[found]
-            store.heat.touch(where.segment[at], where.slot[at])
-        payload = where.payload_bytes[at].astype(np.int64)
-        seed = seeds(call.keys[at], digest, where.generation[at], payload)
-        return _Borrowed(lease, at, lease.address[found], seed, where.checksum[at])
+    def _borrow(self, call: Call) -> Borrowed | None:
+        self.sweep()
+        node = self._store.node
+        return None if node is None or len(call) == 0 else borrow(self._store, self._drive, node, call)
 
     def _copy(
-        self, call: Call, mover: Mover, borrowed: _Borrowed, status: Statuses, copies: list[Unfinished]
+        self, call: Call, mover: Mover, borrowed: Borrowed, status: Statuses, copies: list[Unfinished]
     ) -> Iterator[None]:
         """Copy records to where they belong, a slice at a time, and check what has arrived. What is not right stays PENDING."""
         record_bytes = self._drive.record_bytes
@@ -147,7 +141,7 @@ class RemotePages:
                 copies.append(late)
                 status[borrowed.at[first:]] = PageStatus.MISS_DEADLINE
                 return
-            right = finish(sums, borrowed.seed[part]) == borrowed.checksum[part]
+            right = borrowed.are_right(sums, part)
             status[at[right]] = PageStatus.LOADED
             self._count(int(np.count_nonzero(right)), len(at))
             yield
@@ -156,12 +150,12 @@ class RemotePages:
         self._drive.count({PageStatus.LOADED.name: right, FROM_SHARED: right})
         self._store.counters.add("shared_pages_refused", copied - right)
 
-    def _give_back(self, lease: NodeLease, copies: list[Unfinished]) -> None:
+    def _give_back(self, borrowed: Borrowed, copies: list[Unfinished]) -> None:
         if all(copy.done for copy in copies):
-            lease.close()
+            borrowed.close()
             return
         with self._lock:
-            self._late.append((lease, copies))
+            self._late.append((borrowed, copies))
 
     def sweep(self) -> None:
         """Give back what copies that were late have let go of."""
@@ -170,12 +164,17 @@ class RemotePages:
         with self._lock:
             over = [each for each in self._late if all(copy.done for copy in each[1])]
             self._late = [each for each in self._late if each not in over]
-        for lease, _ in over:
-            lease.close()
+        for borrowed, _ in over:
+            borrowed.close()
 
     def prefetch(self, keys: npt.NDArray[np.uint8], deadline: Deadline) -> LoadResult:
         """Ask the daemon to bring pages into its cache. It does not say which come, or when: the result has MISS_ABSENT for all."""
-        node = self._store.node
-        taken = node is not None and node.prefetch(self._drive.digest, keys, deadline.left_s)
-        self._store.counters.add("shared_prefetch_asked" if taken else "shared_prefetch_refused", len(keys))
+        node, left_s, taken = self._store.node, deadline.left_s, 0
+        while node is not None and taken < len(keys) and not deadline.passed:
+            batch = keys[taken : taken + BATCH_KEYS]
+            if not node.prefetch(self._drive.digest, batch, left_s):
+                break
+            taken += len(batch)
+        self._store.counters.add("shared_prefetch_asked", taken)
+        self._store.counters.add("shared_prefetch_refused", len(keys) - taken)
         return LoadResult(np.full(len(keys), PageStatus.MISS_ABSENT, np.uint8))

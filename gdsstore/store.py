@@ -19,8 +19,9 @@ from gdsstore.memory.shared import SharedMemory
 from gdsstore.moving import make_arena
 from gdsstore.namespace import Namespace
 from gdsstore.observe.paths import PathRow
-from gdsstore.store_core import StoreCore
+from gdsstore.store_core import LAST_STEPS_S, StoreCore
 from gdsstore.store_stats import stats_of
+from gdsstore.waiting import Deadline
 
 if TYPE_CHECKING:
     from gdsstore.device_moving import Registration
@@ -92,14 +93,16 @@ class Store(StoreCore):
         """Memory that moves fast: huge pages, aligned, on the right NUMA node, pinned where CUDA is. Close it yourself."""
         return make_arena(self.config, size_bytes, self.volumes[0])
 
-    def sync(self) -> None:
+    def sync(self, deadline_s: float | None = None) -> None:
         """Make all pages durable that this process saved, those that the host cache has not written yet too.
 
-        Raises VolumeError where a drive refuses.
+        Waits at most `deadline_s` seconds; None: `io_deadline_s`. Raises VolumeError where a drive refuses, and DeadlineError where
+        one does not answer in time: it goes on, and the next call waits for it again.
         """
+        deadline = Deadline(self.config.io_deadline_s if deadline_s is None else deadline_s)
         with self.using():
-            left = self.cache.flush(self.config.io_deadline_s)
-            self.pool.sync()
+            left = self.cache.flush(deadline.left_s)
+            self.pool.sync(Deadline(max(deadline.left_s, LAST_STEPS_S)))
         if left:
             raise VolumeError(
                 "the drives did not take all pages of the host cache; they stay in it", pages=left

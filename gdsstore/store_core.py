@@ -39,6 +39,7 @@ from gdsstore.sequence import Sequencer
 from gdsstore.store_stats import activity_of
 from gdsstore.tiers.remote import NodeTier
 from gdsstore.transfer.admission import Admission, ScheduledAdmission
+from gdsstore.transfer.caps import LearnedCaps
 from gdsstore.transfer.plan import AHEAD_CHUNKS
 from gdsstore.transfer.policy import NO_KEYS
 from gdsstore.transfer.policy_terms import Caps, Limits, State, TransferClass
@@ -96,19 +97,31 @@ class StoreCore:
                 opened.capacity_bytes,
             )
             undo.callback(close_parts, self.directory, self.locks, self.catalog)
-            self.sequencer = Sequencer(max(self.directory.cleared().values(), default=0))
             self.heat = Heat(self.directory.heat, self.segment_bytes)
             undo.callback(self.heat.close)
+            found_last = 0 if opened.recovered is None else opened.recovered.last_sequence
+            cleared_last = max(self.directory.cleared().values(), default=0)
+            self.sequencer = Sequencer(max(found_last, cleared_last), self.heat.sequence)
             self.reclaimer = Reclaimer(
-                self.catalog, self.volumes, self.heat, self.segment_bytes, self.capacity_bytes, config.grace_s
+                self.catalog,
+                self.volumes,
+                self.heat,
+                self.segment_bytes,
+                self.capacity_bytes,
+                config.grace_s,
+                self.uuid,
             )
             limits = HealthLimits() if config.drive_breaker is AutoOff.AUTO else NEVER_SICK
             self.health = {
                 op: watch_volumes(len(self.volumes), limits, on_open=lambda: self.upkeep.nudge()) for op in Op
             }
+            count, chunk_bytes = len(self.volumes), config.chunk_bytes
             self._scheduler = Scheduler(
                 Limits(workers=config.workers, offload_budget_s=config.offload_budget_s),
-                [Caps(AHEAD_CHUNKS * config.chunk_bytes, config.volume_ops)] * len(self.volumes),
+                [Caps(AHEAD_CHUNKS * chunk_bytes, config.volume_ops)] * count,
+                LearnedCaps(
+                    count, chunk_bytes, AHEAD_CHUNKS, lambda volume, op: self.health[op][volume].healthy
+                ),
             )
             self.cost = StoreCost(config, self.counters, self._scheduler.reads)
             self.placement = Placement(self.volumes, self._writable)
@@ -121,9 +134,7 @@ class StoreCore:
                 self.uuid,
                 self.segment_bytes,
             )
-            self.pool = SegmentPool(
-                taker, self.placement, on_take=self._room_taken, on_stall=self._took_no_segment
-            )
+            self.pool = SegmentPool(taker, self.placement, on_take=self._room_taken, on_stall=self._stalled)
             parts = Parts(
                 self.directory.root,
                 config,
@@ -197,8 +208,8 @@ class StoreCore:
         self._writing = True
         self.upkeep.nudge()
 
-    def _took_no_segment(self, volume: int, seconds: float) -> None:
-        log.error("%s did not get a segment ready in %.1f s", self.volumes[volume].path, seconds)
+    def _stalled(self, volume: int, what: str, seconds: float) -> None:
+        log.error("%s did not %s in %.1f s", self.volumes[volume].path, what, seconds)
         self.health[Op.WRITE][volume].record(ok=False, nbytes=0, seconds=seconds, timed_out=True)
 
     def sweep(self) -> None:
@@ -223,17 +234,20 @@ class StoreCore:
                 log.error(
                     "the store is closed under %d calls that did not end in %g s", self._active, timeout_s
                 )
-        left_s = max(deadline.left_s, LAST_STEPS_S)
-        self.upkeep.stop(left_s)
+
+        def left_s() -> float:
+            return max(deadline.left_s, LAST_STEPS_S)
+
+        self.upkeep.stop(left_s())
         with contextlib.ExitStack() as steps:  # runs them all, last first, whatever one raises
             steps.callback(let_go, self)
             steps.callback(self.locks.close)
             steps.callback(close_parts, self.directory, self.locks, self.catalog)
             steps.callback(self.heat.close)
-            steps.callback(self.pool.close, left_s)
-            steps.callback(self._movers.close, left_s)
+            steps.callback(lambda: self.pool.close(left_s()))
+            steps.callback(lambda: self._movers.close(left_s()))
             if self.config.durability is not Durability.NONE:
-                steps.callback(self.pool.sync)
+                steps.callback(lambda: self.pool.sync(Deadline(left_s())))
 
     @contextlib.contextmanager
     def using(self) -> Iterator[Self]:

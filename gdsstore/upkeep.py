@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gdsstore.config import Durability
-from gdsstore.errors import GdsStoreError
+from gdsstore.errors import DeadlineError, GdsStoreError
 from gdsstore.sick_volumes import LOOK_S, SickVolumes
 from gdsstore.waiting import Deadline
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gdsstore.store")
 
 REAP_EVERY_S = 30.0
+SYNC_WAIT_S = 1.0
 REPORT_S = 1.0  # between two reports to the daemon of the node
 MAX_UNSYNCED_SEGMENTS = 64  # each keeps a file open
 
@@ -33,7 +34,7 @@ class Upkeep:
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gdsstore-upkeep", daemon=True)
         self._sick_volumes, self._some_sick = SickVolumes(store), False
-        self._maintainer = False
+        self._maintainer = self._sync_late = False
         self._next_sync = time.monotonic() + store.config.sync_interval_s
         self._next_reap = 0.0
 
@@ -88,7 +89,7 @@ class Upkeep:
         due = store.config.durability is Durability.INTERVAL and now >= self._next_sync
         if due or store.pool.unsynced_segments > MAX_UNSYNCED_SEGMENTS:
             self._next_sync = now + store.config.sync_interval_s
-            store.pool.sync()
+            _try(self._sync)
         if not store.config.maintain:
             return
         self._maintainer = self._maintainer or store.locks.try_maintainer()
@@ -100,6 +101,18 @@ class Upkeep:
         if store.reclaimer.shrink() or not store.writing:
             return
         self._make_room()
+
+    def _sync(self) -> None:
+        """Wait for the drives a little, and not at all where one was late the last time: there is other work, and they go on."""
+        was_late, self._sync_late = self._sync_late, True
+        try:
+            self._store.pool.sync(Deadline(0.0 if was_late else SYNC_WAIT_S))
+        except DeadlineError:  # who is late for long is told of by the pool
+            return
+        except BaseException:
+            self._sync_late = False
+            raise
+        self._sync_late = False
 
     def _make_room(self) -> None:
         """One step towards `free_segments` ready ones: on each volume while the store grows, or a save would now and then have to

@@ -103,10 +103,8 @@ class WarmPages:
         self.prefetches.before_load(call.keys)
         with self._cached.get(call.keys) as hold:
             mover = self._drive.mover(call, Op.READ, len(call))
-            warm, rest = (
-                WarmLayers(call.memory, hold, layout, mover, call.deadline),
-                np.flatnonzero(~hold.found),
-            )
+            at, rest = np.flatnonzero(hold.found), np.flatnonzero(~hold.found)
+            warm = WarmLayers(call.memory, at, hold.address[at], layout, mover, call.deadline)
             if call.moving is not None:  # not beside the reads: see `load`
                 warm.bring(0, layout.layers)
             layered.beside(warm, rest)

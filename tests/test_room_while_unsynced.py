@@ -46,13 +46,15 @@ def small_store(path: Path, durability: str) -> gdsstore.Store:
         engine=PosixEngine(2),
         durability=durability,
         maintain_interval_s=3600,
+        io_deadline_s=30,
+        drive_breaker="off",
     )
 
 
 def fill_around(namespace: gdsstore.BoundNamespace, rounds: int) -> list[gdsstore.SaveResult]:
     """Save a segment's worth of pages, again and again, faster than anything is synced."""
     pages = np.ones((PAGES_A_SEGMENT, PAGE_BYTES), np.uint8)
-    return [namespace.save(fresh_keys(len(pages)), pages).result(30) for _ in range(rounds)]
+    return [namespace.save(fresh_keys(len(pages)), pages).result(60) for _ in range(rounds)]
 
 
 @pytest.mark.parametrize("durability", ["none", "interval", "commit"])

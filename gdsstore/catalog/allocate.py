@@ -1,7 +1,8 @@
 """Which process writes where: segments are owned by `flock` while they are filled, and taken over when their owner is gone.
 
-A pool gives out runs of consecutive slots of the segments that its process fills. To get another segment may take as long as the
-drive likes, so that happens in a thread of its own: a save waits for it up to its deadline, and others not at all.
+A pool gives out runs of consecutive slots of the segments that its process fills. To get another segment, to write a record table
+and to sync may take as long as the drive likes, so that happens in threads of their own: a save waits for it up to its deadline,
+and others not at all.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
+from gdsstore.catalog.late_calls import LateCalls
 from gdsstore.catalog.owned import OwnedSegment, SlotRun
 from gdsstore.catalog.records import SegmentRow
+from gdsstore.catalog.syncs import Failures, SegmentSyncs, refused
 from gdsstore.catalog.take import SegmentTaker
-from gdsstore.errors import StoreError, VolumeError
+from gdsstore.errors import DeadlineError, StoreError, VolumeError
 from gdsstore.volume.placement import Placement
 from gdsstore.waiting import Deadline
 
-STALL_S = 5.0  # a drive that needs longer for a segment does not answer
+STALL_S = 5.0  # a drive that needs longer for a segment, a record table or an fdatasync does not answer
 
 
 @dataclass(slots=True)
@@ -43,10 +46,10 @@ class SegmentPool:
         placement: Placement,
         *,
         on_take: Callable[[], None] = lambda: None,
-        on_stall: Callable[[int, float], None] = lambda volume, seconds: None,
+        on_stall: Callable[[int, str, float], None] = lambda volume, what, seconds: None,
     ) -> None:
-        """`on_take` is called when a segment was taken: the next one may be made ready. `on_stall` is told the volume and the
-        seconds where a save gave up waiting for a segment that takes longer than a drive needs."""
+        """`on_take` is called when a segment was taken: the next one may be made ready. `on_stall` is told the volume, what it was
+        to do and for how many seconds, where somebody gave up waiting for what takes longer than a drive needs."""
         self._taker, self._placement = taker, placement
         self._on_take, self._on_stall = on_take, on_stall
         self._lock = threading.Lock()
@@ -54,8 +57,11 @@ class SegmentPool:
         self._owned: dict[int, OwnedSegment] = {}
         self._takes: dict[tuple[int, int], _Take] = {}
         # Given up before they were synced: locked until then, a store filled around meanwhile could reclaim none.
-        self._unsynced: list[OwnedSegment] = []
-        self._sync_turn = threading.Lock()
+        self._unsynced: set[OwnedSegment] = set()
+        # Given up by `close` while they were written to: locked until that has ended.
+        self._writing_late: set[OwnedSegment] = set()
+        self.calls = LateCalls()
+        self._syncs = SegmentSyncs(self._lock, self.calls, self._synced, self._sync_late)
         self._closed = False
 
     def reserve(self, slot_bytes: int, count: int, deadline: Deadline) -> list[SlotRun]:
@@ -101,10 +107,14 @@ class SegmentPool:
         try:
             return take.future.result(deadline.left_s)
         except TimeoutError:
-            seconds = time.monotonic() - take.since
-            if seconds >= STALL_S:
-                self._on_stall(volume, seconds)
+            self.late(volume, "get a segment ready", take.since)
             return None
+
+    def late(self, volume: int, what: str, since: float) -> None:
+        """Somebody gave up waiting for a drive that was to do something since a time on the monotonic clock."""
+        seconds = time.monotonic() - since
+        if seconds >= STALL_S:
+            self._on_stall(volume, what, seconds)
 
     def _start(self, key: tuple[int, int], take: _Take) -> None:
         thread = threading.Thread(
@@ -175,34 +185,30 @@ class SegmentPool:
             if segment.room == 0 and segment.outstanding == 0:
                 self._release(segment)
 
-    def sync(self) -> None:
-        """fdatasync every segment that has unsynced writes. Raises VolumeError for the first that fails."""
-        failure: OSError | None = None
-        # One at a time: a second one finds nothing to do, and must not return before the first is through.
-        with self._sync_turn:
-            with self._lock:
-                due = [*self._unsynced, *(segment for segment in self._owned.values() if segment.dirty)]
-                self._unsynced = []
-                for segment in due:
-                    segment.dirty, segment.syncing = False, True
-            for segment in due:
-                try:
-                    os.fdatasync(segment.table_fd)
-                except OSError as error:
-                    failure = failure or error
-                    segment.retired = segment.unsure = True
-            with self._lock:
-                for segment in due:
-                    segment.syncing = False
-                    self._close_unused(segment)
-                unsure = any(segment.unsure for segment in self._owned.values())
-        if failure is None and unsure:
-            # The kernel reports a failed write-back once, but these pages are no more durable the second time.
-            failure = OSError(errno.EIO, "an earlier fdatasync failed")
-        if failure is not None:
-            raise VolumeError(
-                "fdatasync failed: pages of the last seconds may not be durable", errno=failure.errno
-            )
+    def sync(self, deadline: Deadline) -> None:
+        """fdatasync every segment that has unsynced writes. Raises VolumeError for the first that fails, and DeadlineError: the
+        drives go on with it, and the next call waits for them again."""
+        failures = self._syncs.cover_all(lambda: [*self._unsynced, *self._owned.values()], deadline)
+        with self._lock:
+            failures = _unsure(self._owned.values()) | failures
+        for error in sorted(failures.values(), key=lambda error: isinstance(error, DeadlineError)):
+            raise error
+
+    def sync_segments(self, segments: Iterable[OwnedSegment], deadline: Deadline) -> Failures:
+        """fdatasync these segments of runs that are not finished, where that is due. Which of them are not durable by then."""
+        mine = list(segments)
+        failures = self._syncs.cover(mine, deadline)
+        with self._lock:
+            closed = VolumeError("the store was closed before these pages were durable")
+            return {each: closed for each in mine if each.released} | _unsure(mine) | failures
+
+    def _synced(self, segment: OwnedSegment) -> None:
+        if not segment.dirty:
+            self._unsynced.discard(segment)
+        self._close_unused(segment)
+
+    def _sync_late(self, segment: OwnedSegment, since: float) -> None:
+        self.late(segment.volume.index, "end an fdatasync", since)
 
     @contextlib.contextmanager
     def writing(self, run: SlotRun) -> Iterator[int]:
@@ -234,7 +240,8 @@ class SegmentPool:
             for segment in self._unsynced:
                 segment.dirty = False
                 self._close_unused(segment)
-            self._unsynced = []
+            self._unsynced.clear()
+        self.calls.close()
 
     @property
     def unsynced_segments(self) -> int:
@@ -244,7 +251,8 @@ class SegmentPool:
     @property
     def lock_fds(self) -> list[int]:
         """Descriptors that carry locks: a forked child must close them."""
-        return list({*self._taker.lock_fds, *(segment.table_fd for segment in list(self._owned.values()))})
+        segments = [*self._owned.values(), *self._writing_late]
+        return list({*self._taker.lock_fds, *(segment.table_fd for segment in segments)})
 
     def _release(self, segment: OwnedSegment) -> None:
         if segment.released:
@@ -254,11 +262,25 @@ class SegmentPool:
         key = segment.geometry.slot_bytes, segment.volume.index
         if self._open.get(key) is segment:
             del self._open[key]
-        fcntl.flock(segment.table_fd, fcntl.LOCK_UN)
+        if segment.writers:  # closed under it: what another process writes there must not be hit
+            self._writing_late.add(segment)
+        else:
+            fcntl.flock(segment.table_fd, fcntl.LOCK_UN)
         if segment.dirty:
-            self._unsynced.append(segment)
+            self._unsynced.add(segment)
         self._close_unused(segment)
 
     def _close_unused(self, segment: OwnedSegment) -> None:
-        if segment.released and not segment.dirty and not segment.syncing and not segment.writers:
+        if not segment.released or segment.writers:
+            return
+        if segment in self._writing_late:
+            self._writing_late.discard(segment)
+            fcntl.flock(segment.table_fd, fcntl.LOCK_UN)
+        if not segment.dirty and segment.sync is None:
             os.close(segment.table_fd)
+
+
+def _unsure(segments: Iterable[OwnedSegment]) -> Failures:
+    """The kernel reports a failed write-back once, but these pages are no more durable the second time."""
+    failure = OSError(errno.EIO, "an earlier fdatasync failed")
+    return {segment: refused(failure) for segment in segments if segment.unsure}

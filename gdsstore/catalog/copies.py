@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -30,11 +31,14 @@ Arrived = Callable[[Entries], Mask]
 """Which of n entries, in segment and slot order, have no payload of that checksum: only those count as not arrived, shape (n,)."""
 
 
-def choose(entries: Entries, index: U64, live: Mask, arrived: Arrived) -> tuple[I64, I64]:
+def choose(
+    entries: Entries, index: U64, live: Mask, arrived: Arrived, now_ns: int | None = None
+) -> tuple[I64, I64]:
     """Positions of the entries that stand for their pages, by rising `index`, and of those whose payload did not arrive.
 
     `index`, `live`: of the entries, shape (n,). Entries that are not live take part: a deleted page must not come back through an
-    older copy. `arrived` is asked only about copies that have an older one to fall back to.
+    older copy. `arrived` is asked only about copies that have an older one to fall back to, once each. What was written later
+    than `now_ns`, nanoseconds, had a wrong clock and says nothing of when the last entry was written; None: the clock's time.
     """
     if len(entries) == 0:
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -43,7 +47,8 @@ def choose(entries: Entries, index: U64, live: Mask, arrived: Arrived) -> tuple[
     last = np.append(index[order][1:] != index[order][:-1], True)
     at = np.flatnonzero(last)  # in `order`: the copy of each page that counts, so far
     first = np.append(0, at[:-1] + 1)
-    newest = int(sequence[live].max(initial=0))
+    now_ns = time.time_ns() if now_ns is None else now_ns
+    newest = int(sequence[live & (sequence <= now_ns)].max(initial=0))
     recent = sequence > max(0, newest - UNSYNCED_NS)
     lost: list[I64] = []
     unsure = np.arange(len(at))

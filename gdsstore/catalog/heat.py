@@ -3,6 +3,8 @@
 Stamps are written without a lock; a lost one costs a little recency and nothing else. A stamp counts 1/64 s and wraps after
 two years; 0 means never. Stamps that lie in the future (the clock went back) count as just used, but protect nothing for
 longer than the grace period.
+
+The file's head also has the largest sequence that any process of the store gave out: see `gdsstore.sequence`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ log = logging.getLogger("gdsstore.catalog")
 MAGIC = b"GDSHEAT1"
 TICKS_PER_S = 64
 HEADER_BYTES = 4096
+SEQUENCE_OFFSET = 16
 GROW_SEGMENTS = 64
 PREFIX_SKEW = 32  # pages further down a prefix are stamped older, one tick for each 32: leaves go first
 
@@ -50,6 +53,7 @@ class Heat:
         except OSError as error:
             raise from_os_error(error, "cannot use the heat file", StoreError) from error
         self._segments = -1
+        self.sequence = np.frombuffer(mmap.mmap(self._fd, HEADER_BYTES), np.uint64, 1, SEQUENCE_OFFSET)
         self._lookups = np.zeros(0, np.uint32)
         self._stamps = np.zeros((0, self._stride), np.uint32)
         self._map()
@@ -82,24 +86,24 @@ class Heat:
                 raise from_os_error(error, "cannot grow the heat file", StoreError) from error
             self._map()
 
-    def _covered(self, segment: npt.NDArray[np.uint32]) -> bool:
-        """Whether the stamps have room for these segments. On a full drive they may not: then recency is lost, no page."""
+    def _covered(self, segment_id: int) -> bool:
+        """Whether the stamps have room up to this segment. On a full drive they may not: then recency is lost, no page."""
         try:
-            self.cover(int(segment.max()))
+            self.cover(segment_id)
         except StoreError:
             return False
         return True
 
     def touch(self, segment: npt.NDArray[np.uint32], slot: npt.NDArray[np.uint32]) -> None:
         """Stamp pages, given in prefix order; arrays of shape (n,)."""
-        if len(segment) == 0 or not self._covered(segment):
+        if len(segment) == 0 or not self._covered(int(segment.max())):
             return
         skew = np.arange(len(segment), dtype=np.int64) // PREFIX_SKEW
         self._stamps[segment, slot] = np.maximum(tick() - skew, 1).astype(np.uint32)
 
     def looked_up(self, segment: npt.NDArray[np.uint32]) -> None:
         """Note that pages of these segments were reported as there: they stay for the grace period."""
-        if len(segment) and self._covered(segment):
+        if len(segment) and self._covered(int(segment.max())):
             self._lookups[segment] = tick()
 
     def protected(self, segment_id: int, grace_s: float) -> bool:
@@ -111,7 +115,8 @@ class Heat:
 
     def ages(self, segment_id: int, slots: int) -> npt.NDArray[np.float64]:
         """Seconds since each slot was last used, shape (slots,). Never used: two years."""
-        self.cover(segment_id)
+        if not self._covered(segment_id):
+            return np.full(slots, (1 << 32) / TICKS_PER_S)
         stamps = self._stamps[segment_id, :slots]
         ages = (np.uint32(tick()) - stamps).astype(np.float64)  # modulo 2^32
         ages[ages > 1 << 31] = 0.0  # from the future
@@ -120,9 +125,9 @@ class Heat:
 
     def reset(self, segment_id: int) -> None:
         """Forget a segment's stamps, for its next use."""
-        self.cover(segment_id)
-        self._stamps[segment_id] = 0
-        self._lookups[segment_id] = 0
+        if self._covered(segment_id):
+            self._stamps[segment_id] = 0
+            self._lookups[segment_id] = 0
 
     @property
     def used_bytes(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from gdsstore.catalog.records import (
 from gdsstore.errors import StoreBusyError, StoreDamagedError, StoreError, from_os_error
 
 MAX_READERS = 1024  # threads that may look up at the same time, over all processes
+CLOSE_WAIT_S = 0.2  # for a transaction that is under way: enough where nothing hangs
 _SEGMENT_KEY_BYTES = 4
 _PAGE_BYTES = 4096  # LMDB's
 _SPARE_BYTES = 4 << 20  # for branches, free lists and the small tables
@@ -46,6 +48,8 @@ class Catalog:
 
     def __init__(self, directory: Path, map_bytes: int) -> None:
         self._path, self._file, self._allocated = directory, -1, 0
+        self._idle = threading.Condition()
+        self._writes, self._closed = 0, False
         _allocate_lock_file(directory / "lock.mdb")
         _refuse_link(directory / "data.mdb")
         try:
@@ -94,12 +98,34 @@ class Catalog:
     def sync(self) -> None:
         self._env.sync(True)
 
-    def close(self) -> None:
-        """Idempotent."""
+    def close(self) -> bool:
+        """Idempotent. False where a write transaction does not end: its memory must not go under it, so it closes the catalog."""
+        with self._idle:
+            self._closed = True
+            if self._idle.wait_for(lambda: self._writes == 0, CLOSE_WAIT_S):
+                self._let_go()
+            return self._writes == 0
+
+    def _let_go(self) -> None:
         self._env.close()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[None]:
+        with self._idle:
+            if self._closed:
+                raise StoreError("the catalog was closed", path=str(self._path))
+            self._writes += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._writes -= 1
+                self._idle.notify_all()
+                if self._closed and self._writes == 0:
+                    self._let_go()
 
     def reap_dead_readers(self) -> int:
         """Free the reader slots of processes that are gone; LMDB cannot reuse pages while it believes in them."""
@@ -112,7 +138,7 @@ class Catalog:
         `pages`: about how many page entries will be changed. Raises StoreError where the drive or the map is full.
         """
         try:
-            with self._env.begin(write=True) as txn:
+            with self._open(), self._env.begin(write=True) as txn:
                 self._allocate(pages)
                 yield txn
         except lmdb.MapFullError as error:

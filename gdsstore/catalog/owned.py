@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from gdsstore.catalog.records import SegmentRow
@@ -18,6 +19,15 @@ class SlotRun:
     count: int
 
 
+@dataclass(slots=True, eq=False)
+class SegmentSync:
+    """An fdatasync of a segment that was begun. `since`: when, on the monotonic clock."""
+
+    segment: OwnedSegment
+    future: Future[None]
+    since: float
+
+
 class OwnedSegment:
     """A segment that this process holds the lock of. `table_fd` carries the lock."""
 
@@ -32,7 +42,7 @@ class OwnedSegment:
         self.retired = False  # gives out no more slots
         self.released = False  # the lock is given up: others may fill or reclaim it
         self.unsure = False  # an fdatasync failed: nothing in it that is not committed may be called durable
-        self.syncing = False  # its descriptor is in use by `SegmentPool.sync`
+        self.sync: SegmentSync | None = None  # the fdatasync that is under way and uses its descriptor
         self.writers = 0  # threads that write to its table just now
 
     @property

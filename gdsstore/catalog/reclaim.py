@@ -57,9 +57,11 @@ class Reclaimer:
         segment_bytes: int,
         capacity_bytes: int,
         grace_s: float,
+        store_uuid: bytes,
     ) -> None:
         self._catalog, self._volumes, self._heat = catalog, volumes, heat
         self._segment_bytes, self.capacity_bytes, self._grace_s = segment_bytes, capacity_bytes, grace_s
+        self._uuid = store_uuid
         self.counts = ReclaimCounts()
 
     def max_segments(self) -> int:
@@ -134,6 +136,10 @@ class Reclaimer:
             return False
         with self._locked(free) as locked:
             if not locked:
+                return False
+            if self._volumes[free.volume].holds_another(free.segment_id, self._uuid):
+                log.error("segment %d is another store's now; it is left alone", free.segment_id)
+                give_up(self._catalog, self._volumes[free.volume], free)
                 return False
             with self._catalog.write() as txn:
                 now = self._catalog.segment(txn, free.segment_id)

@@ -40,6 +40,7 @@ class Recovered:
 
     segments: int = 0
     pages: int = 0
+    last_sequence: int = 0  # the largest of all entries, tombstones too
     problems: list[str] = field(default_factory=list)
     left_out: list[int] = field(default_factory=list)  # ids of segments that cannot be used
 
@@ -108,6 +109,7 @@ def rebuild(
     _put_rows(catalog, scans, result)
     tables = [found.entries for found in scans if found.entries is not None and len(found.entries)]
     if tables:
+        result.last_sequence = max(int(entries["sequence"].max()) for entries in tables)
         result.pages, torn = _put_pages(catalog, np.concatenate(tables), cleared, arrived)
         forget(
             volumes,
@@ -119,17 +121,17 @@ def rebuild(
 
 def _put_rows(catalog: Catalog, scans: Sequence[Found], result: Recovered) -> None:
     with catalog.write() as txn:
-        for found in scans:
-            if found.problem:
-                result.problems.append(found.problem)
-                result.left_out.append(found.row.segment_id)
-                log.warning("segment left out: %s", found.problem)
+        for found in sorted(scans, key=lambda found: bool(found.problem)):  # what is a segment goes first
             if catalog.segment(txn, found.row.segment_id) is not None:
                 result.problems.append(
                     f"segment {found.row.segment_id} exists on two volumes; the second is left out"
                 )
                 found.entries = None
                 continue
+            if found.problem:
+                result.problems.append(found.problem)
+                result.left_out.append(found.row.segment_id)
+                log.warning("segment left out: %s", found.problem)
             catalog.put_segment(txn, found.row)
             result.segments += 1
         if scans:

@@ -22,7 +22,7 @@ from gdsstore.catalog.records import SegmentRow, SegmentState
 from gdsstore.errors import GdsStoreError, StoreError, VolumeError
 from gdsstore.volume.format import SUPERBLOCK_BYTES, TABLE_OFFSET, Geometry, Superblock
 from gdsstore.volume.placement import Placement
-from gdsstore.volume.volume import Volume, clear_entries
+from gdsstore.volume.volume import Volume, clear_entries, inode_of
 
 log = logging.getLogger("gdsstore.catalog")
 
@@ -130,7 +130,7 @@ class SegmentTaker:
             level = logging.WARNING if error.context.get("errno") == errno.ENOSPC else logging.ERROR
             log.log(level, "no new segment: %s", error)
             self._full_until = time.monotonic() + FULL_PAUSE_S
-            self._forget(row)
+            self._forget(row, used=error.context.get("errno") == errno.EEXIST)
             return None
         except BaseException:
             self._forget(row)
@@ -140,11 +140,13 @@ class SegmentTaker:
             self._catalog.put_segment(txn, row)
         return row
 
-    def _forget(self, row: SegmentRow) -> None:
-        """A segment never came to be. Its id is free again: a drive that is full for days uses none up."""
+    def _forget(self, row: SegmentRow, *, used: bool = False) -> None:
+        """A segment never came to be. Its id is free again: a drive that is full for days uses none up. `used`: not where a file
+        has that name already, or no other one would ever be tried."""
         with self._catalog.write() as txn:
             self._catalog.forget_segment(txn, row.segment_id)
-            self._catalog.return_segment_id(txn, row.segment_id)
+            if not used:
+                self._catalog.return_segment_id(txn, row.segment_id)
 
     def _own(self, row: SegmentRow, state: SegmentState, geometry: Geometry) -> OwnedSegment | None:
         """Lock a segment and make sure that it is still what `row` said. A FREE one is formatted for `geometry`."""
@@ -179,6 +181,10 @@ class SegmentTaker:
         ):
             return None
         self._check(now, volume, fd)
+        file = inode_of(os.fstat(fd))
+        if state is SegmentState.OPEN and volume.filling.get(row.segment_id, file) != file:
+            return None  # we fill the file that was there before, perhaps; the lock of this one says nothing of that
+        volume.filling[row.segment_id] = file
         if state is SegmentState.OPEN:
             # What its last owner did not live to commit must not come back beside the payloads that we write there.
             clear_entries(fd, geometry, now.filled)

@@ -52,6 +52,14 @@ TokenFile = Annotated[
         help="A file that only its owner can read, with the token that HTTP callers must bring.",
     ),
 ]
+AllowHosts = Annotated[
+    list[str],
+    typer.Option(
+        "--allow-host",
+        metavar="NAME",
+        help="A name under which HTTP callers reach the daemon, through a tunnel or a service, say. Once for each.",
+    ),
+]
 ScrubRate = Annotated[
     str,
     typer.Option(
@@ -70,6 +78,7 @@ def serve(
     http: Http = DEFAULT_HTTP,
     no_http: NoHttp = False,
     token_file: TokenFile = None,
+    allow_host: AllowHosts = [],  # noqa: B006  typer makes a new one for each call
     scrub_rate: ScrubRate = "32MiB",
     drain_s: DrainS = 10.0,
     log_level: Level = LogLevel.INFO,
@@ -84,7 +93,8 @@ def serve(
 
     _, paths = existing(store)
     token = None if token_file is None else _token(token_file)
-    options = DaemonOptions(None if no_http else parse_address(http, token), parse_size(scrub_rate), drain_s)
+    address = None if no_http else parse_address(http, token, allow_host)
+    options = DaemonOptions(address, parse_size(scrub_rate), drain_s)
     with _logging(log_level):
         ended = run_daemon(paths, _config(host_cache), options)
     if not ended:

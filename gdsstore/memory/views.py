@@ -85,6 +85,16 @@ def checked(memory: PageMemory, count: int, page_bytes: int) -> PageMemory:
     return memory
 
 
+def refuse_shared(memory: PageMemory) -> None:
+    """Raises ArgumentError where a page is to be loaded to where another one goes, too: the one that comes first would be taken for
+    damaged, and dropped."""
+    first = np.sort(memory.address[:, 0])
+    if (first[1:] == first[:-1]).any():
+        raise ArgumentError(
+            "two pages are to be loaded into the same memory: give each page memory of its own"
+        )
+
+
 def _describe(pages: Pages, writable: bool) -> PageMemory:
     if isinstance(pages, Pieces):
         return pieces_memory(pages.address, pages.length, pages.owner)
@@ -181,7 +191,9 @@ def tensor_memory(pages: Any, writable: bool) -> PageMemory:
 def strided(base: int, count: int, stride: int, nbytes: int, owner: object, writable: bool) -> PageMemory:
     """`count` pages of `nbytes` bytes, each `stride` bytes after the one before."""
     if writable and count > 1 and abs(stride) < nbytes:  # numpy's sliding windows, torch's expand
-        raise ArgumentError("cannot load into pages that share memory")
+        raise ArgumentError(
+            "two pages are to be loaded into the same memory: give each page memory of its own"
+        )
     offsets = np.arange(count, dtype=np.int64) * stride
     address = (np.int64(base) + offsets).astype(np.uint64)
     return PageMemory(address.reshape(-1, 1), np.full((count, 1), nbytes, np.int64), owner)

@@ -50,6 +50,7 @@ class NodeClient:
         daemon's memory for CUDA, where this process uses CUDA already."""
         self.directory, self._uuid, self._pin = directory, store_uuid, pin
         self._pid, self._run = os.getpid(), os.urandom(RUN_BYTES)
+        self._reported = False  # to any daemon
         self._guard = threading.Lock()
         self._connection: Connection | None = None
         self._seen: socket_file.Identity | None = None  # the socket file of the last try
@@ -95,7 +96,14 @@ class NodeClient:
 
     def report(self, activity: Activity) -> bool:
         """Tell the daemon what this process did so far with the one store that this client is for. Whether it was taken."""
-        return bool(self._call(1, Deadline(REQUEST_S), lambda c, d: c.report(self._run, activity, d)))
+        return bool(self._call(1, Deadline(REQUEST_S), lambda c, d: self._report(c, activity, d)))
+
+    def _report(self, connection: Connection, activity: Activity, deadline: Deadline) -> bool:
+        before = connection.reports_sent
+        try:
+            return connection.report(self._run, activity, self._reported, deadline)
+        finally:  # whatever becomes of it, the daemon may have taken it
+            self._reported |= connection.reports_sent != before
 
     def status(self, deadline: Deadline) -> dict[str, Any]:
         """What /api/status says, over a connection of its own. Raises DaemonError where there is no daemon or it refuses,

@@ -63,6 +63,7 @@ class Connection:
     def __init__(self, sock: socket.socket, reader: wire.Reader, view: SharedView | None) -> None:
         self._sock, self._reader = sock, reader
         self.view = view
+        self.reports_sent = 0  # or begun to be
         self._turn = threading.Lock()
         self._owed_since: float | None = None  # an answer that came too late for who asked is read first
         self._released: deque[int] = deque()
@@ -144,9 +145,9 @@ class Connection:
     def cancel_prefetch(self, prefetch: int, deadline: Deadline) -> NodeProgress | None:
         return self._progress(messages.PrefetchCancel(prefetch), deadline)
 
-    def report(self, run: bytes, activity: Activity, deadline: Deadline) -> bool:
-        """See `NodeTier.report`. `run`: 16 bytes, of the process's store."""
-        return self._ask(messages.Counted, report_of(run, activity), deadline) is not None
+    def report(self, run: bytes, activity: Activity, again: bool, deadline: Deadline) -> bool:
+        """See `NodeTier.report`. `run`: 16 bytes, of the process's store. `again`: one of it was sent before."""
+        return self._ask(messages.Counted, report_of(run, activity, again=again), deadline) is not None
 
     def status(self, deadline: Deadline) -> dict[str, Any]:
         """Raises DaemonError where the daemon refuses."""
@@ -183,6 +184,7 @@ class Connection:
     def _exchange(self, request: messages.Request, deadline: Deadline) -> messages.Answer | None:
         if not self._reader.empty:
             raise ProtocolError("the daemon answers what nobody asked")
+        self.reports_sent += isinstance(request, messages.Report)
         wire.send(self._sock, wire.frame(messages.encode(request), wire.MAX_REQUEST_BYTES), deadline)
         self._owed_since = time.monotonic()
         body = self._reader.read(deadline)

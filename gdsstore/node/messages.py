@@ -147,7 +147,8 @@ class CallsRow(Struct, array_like=True):
 class Report(Struct, tag_field="kind", tag="report"):
     """What a process did with the store since it opened it: see gdsstore.observe.activity.
 
-    `run`: drawn by lot when it opened the store, `age_s` seconds ago. `process`: its name, for people.
+    `run`: drawn by lot when it opened the store, `age_s` seconds ago. `process`: its name, for people. `again`: an earlier report
+    of this run was sent, and may have been taken.
     """
 
     run: Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -158,6 +159,7 @@ class Report(Struct, tag_field="kind", tag="report"):
     pages: Annotated[dict[Word, Number], Meta(max_length=MOST_ROWS)]
     times: Annotated[list[TimesRow], Meta(max_length=MOST_ROWS)]
     calls: Annotated[list[CallsRow], Meta(max_length=16)]
+    again: bool = False
 
 
 Request = Lookup | Prefetch | PrefetchStatus | PrefetchCancel | Lease | Release | Status | Ping | Report

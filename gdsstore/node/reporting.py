@@ -14,8 +14,8 @@ from gdsstore.observe.activity import Activity
 _INTERPRETER = "python"
 
 
-def report_of(run: bytes, activity: Activity) -> Report:
-    """`run`: 16 bytes that no other opening of a store has. What is 0 still is left out."""
+def report_of(run: bytes, activity: Activity, *, again: bool = False) -> Report:
+    """`run`: 16 bytes that no other opening of a store has. `again`: one of it was sent before. What is 0 still is left out."""
     moved = activity.moved
     io = [
         messages.IoRow(path, word(engine), volume, direction, cls, *map(int, numbers))
@@ -32,7 +32,15 @@ def report_of(run: bytes, activity: Activity) -> Report:
     ]
     pages = {name: int(count) for name, (count,) in moved.pages.items() if count}
     return Report(
-        run, activity.age_s, os.getpid(), process_name(), io[:MOST_ROWS], pages, times[:MOST_ROWS], calls
+        run,
+        activity.age_s,
+        os.getpid(),
+        process_name(),
+        io[:MOST_ROWS],
+        pages,
+        times[:MOST_ROWS],
+        calls,
+        again,
     )
 
 

@@ -23,6 +23,14 @@ def _under_way(name: str) -> Callable[[Look], Samples]:
     return lambda look: [((path,), transfers[name]) for path, _, transfers in look.drives]
 
 
+def _caps(look: Look) -> Samples:
+    return [
+        ((path, direction), transfers[f"{direction}_cap_bytes"])
+        for path, _, transfers in look.drives
+        for direction in DIRECTIONS
+    ]
+
+
 def _space(name: str) -> Callable[[Look], Samples]:
     def read(look: Look) -> Samples:
         volumes = [path for path, *_ in look.drives]
@@ -106,6 +114,13 @@ STATE: Final = (
                 "Bytes whose deadline has passed, and which the engine has not let go of.",
             ),
             _flying("gdsstore_volume_late_operations", "late_ops", "Pages of which the same is so."),
+            gauge(
+                "gdsstore_volume_cap_bytes",
+                "Bytes that may be under way: what was found to keep the volume busy; 8 chunks where nothing was found yet.",
+                '`stats()["transfers"]["volumes"][i]["<direction>_cap_bytes"]`',
+                _caps,
+                *("volume", "direction"),
+            ),
             gauge(
                 "gdsstore_volume_size_bytes",
                 "Size of the volume's filesystem; missing where it cannot be told.",
@@ -245,6 +260,11 @@ STATE: Final = (
                 "gdsstore_host_cache_lost_records_total",
                 "dirty_lost",
                 "Dirty records that are gone without having been written.",
+            ),
+            _ever(
+                "gdsstore_host_cache_damaged_records_total",
+                "damaged",
+                "Records whose bytes had changed in memory before they were written; they were dropped.",
             ),
             _ever(
                 "gdsstore_host_cache_dropped_trials_total",

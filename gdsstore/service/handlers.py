@@ -59,11 +59,13 @@ class Client:
         """`name`: who borrows, for the limit of one process."""
         self._office, self._name = office, name
         self._since = time.monotonic()
+        self.takes_part = False  # it asked for more than the status
         self.leases = Leases()
         self.prefetches = Prefetches()
 
     async def answer(self, request: Request) -> Answer | None:
         """None: there is none to this request. Raises ProtocolError for one that makes no sense."""
+        self.takes_part |= not isinstance(request, messages.Status | messages.Ping)
         try:
             match request:
                 case messages.Release():
@@ -148,7 +150,15 @@ class Client:
     def _report(self, report: messages.Report) -> messages.Counted:
         node = self._office.node
         activity = checked(report, node.volumes)
-        client = Reporting(report.run, report.pid, report.process, activity, self.leases, self._since)
+        client = Reporting(
+            report.run,
+            report.pid,
+            report.process,
+            activity,
+            self.leases,
+            self._since,
+            again=report.again,
+        )
         node.take(self._name, client)
         return messages.Counted()
 

@@ -62,7 +62,8 @@ class Guard:
         hosts = _values(headers, b"host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             return PlainTextResponse(
-                "this daemon does not answer under that name; ask for its address, or localhost\n", 421
+                "this daemon does not answer under that name; ask for its address, or localhost, or start it with --allow-host\n",
+                421,
             )
         if scope["method"] not in METHODS:
             return PlainTextResponse("only GET and HEAD\n", 405, {"Allow": ", ".join(METHODS)})

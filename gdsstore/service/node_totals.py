@@ -15,13 +15,13 @@ from gdsstore.observe.activity import Activity, Moved, NodeShare
 from gdsstore.service.refused import RefusedError
 
 MOST_ROWS: Final = 8192  # of the sums: names that clients make up must not fill the memory
-MOST_RUNS: Final = 512  # that are remembered: twice as many as can be connected
+MOST_RUNS: Final = 512  # that are remembered, where no more are connected
 
 
 @dataclass(frozen=True, slots=True)
 class Reporting:
     """A process that is connected. `run`: which opening of the store it reports; `since`: when it connected, on the
-    monotonic clock."""
+    monotonic clock; `again`: an earlier report of this run may have been taken."""
 
     run: bytes
     pid: int
@@ -29,13 +29,16 @@ class Reporting:
     activity: Activity
     leases: Sized
     since: float
+    again: bool = False
 
 
 class NodeTotals:
     """Thread-safe.
 
     Of each report only what came since the one before is added, so that the sums never fall, whoever dies or begins anew; a
-    process that was cut off and connects again goes on where it was. What a process did before the daemon was up is left out.
+    process that was cut off and connects again goes on where it was. What a process did before the daemon was up is left out, and
+    so is what one did until it came back after it was forgotten for others: nobody knows then how much of it was added before.
+    Those that are connected are not forgotten.
     """
 
     def __init__(self, volumes: int) -> None:
@@ -58,16 +61,15 @@ class NodeTotals:
                 return  # it was under way for long, and a newer one came over another connection
             if last is not None:
                 self._add(activity.moved.since(last.moved))
-            elif activity.age_s <= now - self._started:
+            elif not client.again and activity.age_s <= now - self._started:
                 self._add(activity.moved)
             self._last[client.run] = activity
             self._last.move_to_end(client.run)
-            while len(self._last) > MOST_RUNS:
-                self._last.popitem(last=False)
             # The session that it had before may not have ended yet.
             for other in [name for name, each in self._clients.items() if each.run == client.run]:
                 del self._clients[other]
             self._clients[session] = client
+            self._forget()
 
     def leave(self, session: str) -> None:
         """The session is over."""
@@ -110,6 +112,14 @@ class NodeTotals:
             for each in clients
         ]
         return sorted(rows, key=lambda row: (-row["read_bytes"] - row["written_bytes"], row["pid"]))
+
+    def _forget(self) -> None:
+        """With the lock held: the runs that nobody reports any more, of those that are too many."""
+        if len(self._last) > MOST_RUNS:
+            connected = {each.run for each in self._clients.values()}
+            gone = [run for run in self._last if run not in connected]
+            for run in gone[: len(self._last) - MOST_RUNS]:
+                del self._last[run]
 
     def _add(self, moved: Moved) -> None:
         found = self._sum.plus(moved)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gdsstore.config import Config
 from gdsstore.engines.choose import make_engine
 from gdsstore.errors import GdsStoreError
+from gdsstore.service.scrub_place import ScrubPlace
 from gdsstore.sizes import MiB
 from gdsstore.store import Store
 from gdsstore.transfer.policy_terms import TransferClass
@@ -34,15 +35,17 @@ class _Stopped(Exception):  # noqa: N818 - nothing went wrong
 
 @dataclass(slots=True)
 class ScrubFacts:
-    """Of this process. `damaged`: pieces of damage that were found."""
+    """Of this process. `damaged`: pieces of damage that were found. `last_pass_s`: when the last pass over all segments ended, of
+    this daemon or of one before it, as Unix time; None: not known."""
 
     passes: int = 0
     bytes_read: int = 0
     damaged: int = 0
+    last_pass_s: float | None = None
 
 
 class Scrubber:
-    """A thread that reads `bytes_per_s` of segment files, and less while loads and saves wait."""
+    """A thread that reads `bytes_per_s` of segment files, and less while loads and saves wait. It begins where the last one was."""
 
     def __init__(self, store: Store, config: Config, bytes_per_s: int) -> None:
         self._store, self._bytes_per_s = store, bytes_per_s
@@ -53,7 +56,8 @@ class Scrubber:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gdsstore-scrub", daemon=True)
         self._at = 0
-        self.facts = ScrubFacts()
+        self._place = ScrubPlace(store.directory.root)
+        self.facts = ScrubFacts(last_pass_s=self._place.last_pass_s)
 
     def start(self) -> None:
         self._thread.start()
@@ -71,6 +75,7 @@ class Scrubber:
             try:
                 self._pass()
             except _Stopped:
+                self._place.keep()
                 return
             except (GdsStoreError, OSError) as error:
                 log.warning("the scrub of the store was given up for now: %s", error)
@@ -82,7 +87,16 @@ class Scrubber:
         )
         self._at = 0
         with PayloadReader(engine, self._store.volumes, self._store.segment_bytes, config) as reader:
-            self._report(verify_online(self._store, reader, repair=True, progress=self._advance))
+            found = verify_online(
+                self._store,
+                reader,
+                repair=True,
+                progress=self._advance,
+                first=self._place.segment,
+                enter=self._place.enter,
+            )
+        self._place.passed()
+        self._report(found)
 
     def _advance(self, done: int, total: int) -> None:
         """Called behind each chunk: wait until the next one is due, and nothing more urgent is in line."""
@@ -102,6 +116,7 @@ class Scrubber:
 
     def _report(self, result: Verification) -> None:
         self.facts.passes += 1
+        self.facts.last_pass_s = self._place.last_pass_s
         self.facts.damaged += len(result.damaged)
         for damage in result.damaged:
             log.error("scrub: %s, segment %d: %s", damage.file, damage.segment, damage.what)

@@ -30,6 +30,7 @@ class NodeServer:
         self._listening, self._house, self._office = listening, house, office
         self._sessions: dict[asyncio.Task[None], Session] = {}
         self._accepted = self._refused = self._expired = 0
+        self._clients_before = 0  # whose sessions are over
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -38,10 +39,11 @@ class NodeServer:
     @property
     def facts(self) -> Mapping[str, Any]:
         """Plain values for the status. Any thread may ask."""
-        sessions = list(self._sessions.values())
+        before, sessions = self._clients_before, list(self._sessions.values())
+        clients = sum(session.is_client for session in sessions)
         return {
-            "clients": len(sessions),
-            "clients_in_all": self._accepted,
+            "clients": clients,
+            "clients_in_all": before + clients,
             "connections_refused": self._refused,
             "leases": sum(len(session.client.leases) for session in sessions),
             "leased_pages": sum(session.client.leases.pages for session in sessions),
@@ -110,7 +112,8 @@ class NodeServer:
         return True
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        self._sessions.pop(task, None)
+        session = self._sessions.pop(task, None)
+        self._clients_before += session is not None and session.is_client
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a session ended with an error", exc_info=error)  # the others go on
 

@@ -38,7 +38,12 @@ class Session:
         """Takes over a connected socket that does not block."""
         self._sock, self._house = sock, house
         self.client = Client(office, name)
-        self._busy = False
+        self._busy = self._wants_memory = False
+
+    @property
+    def is_client(self) -> bool:
+        """Whether it is more than a look at the status, as `gdsstore top` takes it. Once true, it stays so."""
+        return self._wants_memory or self.client.takes_part
 
     @property
     def at_work(self) -> bool:
@@ -82,6 +87,7 @@ class Session:
             message = _framed(welcome)
             if socket.send_fds(self._sock, [message], fds) != len(message):
                 raise ProtocolError("the client takes no answer")
+            self._wants_memory = hello.memory
         return True
 
     def _check(self, hello: Hello) -> None:

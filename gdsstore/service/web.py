@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,17 +21,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gdsstore.service")
 
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
+
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
-    """`token`: what callers must bring; None: nothing, which only loopback addresses may have. `port` 0: any free one.
+    """`token`: what callers must bring; None: nothing, which only loopback addresses may have. `port` 0: any free one. `names`:
+    under which callers reach it, beside its address and `localhost`; see `http_guard`.
 
-    Raises ConfigError for an address that others reach, without a token.
+    Raises ConfigError for an address that others reach, without a token, and for names that are none.
     """
 
     host: str
     port: int
     token: str | None = None
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.token is None and not _is_loopback(self.host):
@@ -38,9 +43,14 @@ class HttpAddress:
                 "HTTP on an address that other machines reach needs a token: give --token-file, or a loopback address",
                 host=self.host,
             )
+        for name in self.names:
+            if not NAME.fullmatch(name):
+                raise ConfigError(
+                    "the name of a host is letters, digits, dots and dashes, without a port", given=name
+                )
 
 
-def parse_address(text: str, token: str | None) -> HttpAddress:
+def parse_address(text: str, token: str | None, names: Sequence[str] = ()) -> HttpAddress:
     """HOST:PORT, [IPv6]:PORT. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -49,7 +59,7 @@ def parse_address(text: str, token: str | None) -> HttpAddress:
         host = ""  # an IPv6 address whose end would be taken for a port
     if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
         raise ConfigError("an HTTP address is HOST:PORT, such as 127.0.0.1:9470", given=text)
-    return HttpAddress(host, int(port), token)
+    return HttpAddress(host, int(port), token, tuple(names))
 
 
 def _is_loopback(host: str) -> bool:
@@ -77,7 +87,9 @@ class Web:
         except ImportError as error:
             raise MissingExtraError(error.name or "starlette", "service", "answering HTTP") from error
         self._server = serve_http(
-            make_app(store, facts, address.token, board=board, node=node), address.host, address.port
+            make_app(store, facts, address.token, board=board, node=node, hosts=address.names),
+            address.host,
+            address.port,
         )
 
     @property

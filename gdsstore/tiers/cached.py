@@ -67,13 +67,13 @@ class CachedNamespace:
         """The clean records that are there, for another process, `owner`, to read until the result is released.
 
         No more of them, the first ones, than that all its loans have `owner_limit_bytes` bytes together, and those of all owners
-        `limit_bytes`. Counts as `get`.
+        `limit_bytes`. They count as hits once the loan's `keep` has said which of them are lent; the others are misses.
         """
         wanted = self._wanted(keys)
         with self._core.lock:
             core, shelf = self._core, self._shelf
             core.check_open()
-            picked, ready = shelf.find_ready(wanted, core.stamp())
+            picked, _ = shelf.find_ready(wanted, core.stamp())
             clean = picked >= 0
             clean[clean] = shelf.rows["standing"][picked[clean]] == Standing.CLEAN
             room_bytes = min(limit_bytes - core.lent.total(), owner_limit_bytes - core.lent[owner])
@@ -82,13 +82,11 @@ class CachedNamespace:
             lent = min(there, room)
             clean[np.flatnonzero(clean)[lent:]] = False
             picked[~clean] = -1
-            core.tally.hits += lent
-            core.tally.misses += len(picked) - ready
-            core.tally.lent += lent
+            core.tally.misses += len(picked) - there
             core.tally.not_lent += there - lent
             if lent:
                 core.lent[owner] += lent * self.record_bytes
-            shelf.hit(picked, lent)
+            shelf.pin_each(picked[clean])
         return Loan(core, shelf, picked, owner)
 
     def contains(self, keys: Keys) -> Mask:

@@ -145,6 +145,7 @@ class Core:
             written_back=tally.written_back,
             write_failures=tally.write_failures,
             dirty_lost=tally.dirty_lost,
+            damaged=tally.damaged,
             trials_dropped=tally.trials_dropped,
             regions_moved=tally.regions_moved,
             inserted_prefetch=prefetched,

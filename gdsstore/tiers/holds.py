@@ -72,16 +72,22 @@ class Loan(Hold):
     __slots__ = ("_owner", "offset")
 
     def __init__(self, core: Core, shelf: Shelf, picked: I32, owner: str) -> None:
-        """Of clean rows that were pinned, and counted in `core.lent`, for it; -1 for a miss."""
+        """Of clean rows that were pinned, and counted in `core.lent`, for it; -1 for what is not lent."""
         self._owner = owner
         super().__init__(core, shelf, picked, np.zeros(len(picked), np.bool_))
         self.offset: I64 = np.where(self.found, self.address - np.uint64(core.address), 0).astype(np.int64)
 
     def keep(self, mask: Mask) -> None:
-        """Release those records at once where `mask`, bool (n,), is false: they are not found any more."""
+        """Release those records at once where `mask`, bool (n,), is false: they are not found any more. For one call: it
+        counts those that stay as hits, and the others as misses."""
         staying = mask[self.found]
         with self._core.lock:
             picked, self._picked = self._picked, self._picked[staying]
+            lent, tally = len(self._picked), self._core.tally
+            tally.hits += lent
+            tally.lent += lent
+            tally.misses += len(picked) - lent
+            self._shelf.rows["hit"][self._picked] = True
             self._let_go(picked[~staying])
         self.found &= mask
         self.offset[~mask] = 0

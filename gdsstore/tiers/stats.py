@@ -23,6 +23,7 @@ class Tally:
     written_back: int = 0
     write_failures: int = 0
     dirty_lost: int = 0
+    damaged: int = 0
     trials_dropped: int = 0
     regions_moved: int = 0
     inserted: I64 = field(default_factory=lambda: np.zeros(len(Origin), np.int64))
@@ -60,6 +61,7 @@ class CacheStats:
     written_back: int
     write_failures: int  # each is tried once more, later
     dirty_lost: int  # dirty records that are gone, or were left at close, without having been written
+    damaged: int  # records that had changed before they were written; they were dropped
     trials_dropped: int  # records on trial that were evicted before a second use
     regions_moved: int  # from one record size to another
     inserted_prefetch: int

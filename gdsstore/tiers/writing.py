@@ -48,6 +48,10 @@ class Written(Protocol):
         """Which are on the drive now, shape (n,)."""
 
     @property
+    def damaged(self) -> Mask:
+        """Which are not any more what `DirtyRecords.raw` says, and so were not written. Shape (n,)."""
+
+    @property
     def memory_in_use(self) -> bool:
         """Whether the drive may still read records that are not `ok`. Does not block."""
 
@@ -65,6 +69,7 @@ class _Piece(NamedTuple):
 
 class _Outcome(NamedTuple):
     ok: Mask
+    damaged: Mask
     in_use: Callable[[], bool]
 
 
@@ -85,8 +90,8 @@ class Writer:
     def write(self, shelf: Shelf, picked: I32, needed: I32, deadline: Deadline) -> bool:
         """Write dirty rows that nobody writes, all different. Called with the lock held, which it gives up meanwhile.
 
-        Rows that were written are clean; others stay dirty, or are lost where their room is `needed`, nobody has them, and they
-        failed before when it was needed. Returns false where the drive took nothing.
+        Rows that were written are clean, damaged ones are gone; others stay dirty, or are lost where their room is `needed`, nobody
+        has them, and they failed before when it was needed. Returns false where the drive took nothing.
         """
         if len(picked) == 0 or deadline.passed:
             return False
@@ -141,13 +146,27 @@ class Writer:
         try:
             result = self._write_back(records, deadline)
             ok = np.asarray(result.ok, np.bool_).reshape(n)
-            return _Outcome(ok, lambda: bool(result.memory_in_use))
+            damaged = np.asarray(result.damaged, np.bool_).reshape(n)
+            return _Outcome(ok, damaged, lambda: bool(result.memory_in_use))
         except Exception:  # whoever needs room is not the one to fail for another's records
             log.exception("%d dirty records could not be written", n)
             return _nothing(n)
 
+    def _drop_damaged(self, shelf: Shelf, damaged: I32) -> None:
+        """With the lock held: rows whose bytes are not what they were. Nobody is to read them, or to try again to write them."""
+        gone = damaged[shelf.rows["state"][damaged] == State.READY]
+        if len(gone):
+            log.error(
+                "%d records of the host cache had changed before they were written, and are dropped",
+                len(gone),
+            )
+            self._core.tally.damaged += len(gone)
+            self._core.tally.left_unused(shelf.rows[gone])
+            shelf.remove(gone)
+
     def _settle(self, shelf: Shelf, picked: I32, outcome: _Outcome, needed: I32) -> bool:
         """With the lock held: what the rows are, now that their writer is back."""
+        self._drop_damaged(shelf, picked[outcome.damaged])
         at = shelf.rows[picked]
         dirty: Mask = (at["state"] == State.READY) & (at["standing"] == Standing.DIRTY)
         written, failed = picked[dirty & outcome.ok], picked[dirty & ~outcome.ok]
@@ -171,9 +190,9 @@ class Writer:
         else:
             shelf.unpin(picked[outcome.ok])
             self._core.quarantine(shelf, picked[~outcome.ok], lambda: not outcome.in_use())
-        return len(failed) < len(picked)
+        return len(failed) < len(picked)  # those that were dropped make room too
 
 
 def _nothing(n: int) -> _Outcome:
     none: npt.NDArray[np.bool_] = np.zeros(n, np.bool_)
-    return _Outcome(none, lambda: False)
+    return _Outcome(none, none, lambda: False)

@@ -85,6 +85,7 @@ class DeviceSide(Side):
         record_bytes: int,
         deadline: Deadline,
         sums: U64 | None = None,
+        first_block: int = 0,
     ) -> Unfinished | None:
         n = len(address)
         lease = self._arena().lease(n * record_bytes, deadline.left_s)
@@ -105,7 +106,8 @@ class DeviceSide(Side):
                     )
                 kernels = self._make_kernels()
                 kernels.after(self._uploads.record())
-                pending = kernels.scatter(Records(staged, record_bytes, memory.address, memory.length))
+                records = Records(staged, record_bytes, memory.address, memory.length, first_block)
+                pending = kernels.scatter(records)
                 under_way.append(pending)
             if not pending.wait(deadline.left_s):
                 return pending

@@ -42,6 +42,9 @@ class ChunkGrant(Protocol):
     def cls(self) -> TransferClass:
         """What the chunk is for."""
 
+    def moved(self) -> None:
+        """The chunk has moved whole, at the first try."""
+
     def done(self) -> None:
         """The chunk has ended. Idempotent."""
 
@@ -75,6 +78,9 @@ class Flight:
     first_block: int = 0  # of the part of its record that is moved, where it is not the whole
     scattered: bool = False  # the staged pages of a READ are where they belong
     sums: U64 | None = None  # raw checksums of the records, where they are known; shape (n,)
+    damaged: npt.NDArray[np.bool_] | None = (
+        None  # of KnownMemory: pages that are not what they should be; shape (n,)
+    )
 
     @property
     def cls(self) -> str:
@@ -121,12 +127,14 @@ class Side(ABC):
         record_bytes: int,
         deadline: Deadline,
         sums: U64 | None = None,
+        first_block: int = 0,
     ) -> Unfinished | None:
         """Copy n whole records of host memory, at `address` (n,), into the pages of `memory`. Small enough for the staging.
 
         `sums`, uint64 (n,), is filled with the raw checksums of what has arrived, which records that others can write while they
-        are copied may not have been before. Raises DeadlineError, with nothing under way. Returns what still writes where the
-        deadline passed in the middle of it; `sums` are nothing then.
+        are copied may not have been before. `first_block`: where these are parts of records, the block that they begin with. Raises
+        DeadlineError, with nothing under way. Returns what still writes where the deadline passed in the middle of it; `sums` are
+        nothing then.
         """
 
     @abstractmethod

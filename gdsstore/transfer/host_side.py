@@ -84,11 +84,12 @@ class HostSide(Side):
         record_bytes: int,
         deadline: Deadline,
         sums: U64 | None = None,
+        first_block: int = 0,
     ) -> None:
         if deadline.passed:  # the memory may be somebody else's by now
             raise DeadlineError("no time is left to copy pages")
         if sums is not None:
-            sums[:] = copy_checked(address, record_bytes, memory.address, memory.length)
+            sums[:] = copy_checked(address, record_bytes, memory.address, memory.length, first_block)
             return
         inside = address[:, None] + (np.cumsum(memory.length, axis=1) - memory.length).astype(np.uint64)
         copy_ranges(

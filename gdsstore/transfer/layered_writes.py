@@ -15,6 +15,7 @@ from gdsstore.transfer.admission import Admission
 from gdsstore.transfer.commit import Commits, SaveJob, Slots, any_failed
 from gdsstore.transfer.flight import Flight, Ints
 from gdsstore.transfer.groups import LayerGroup
+from gdsstore.transfer.last_steps import LastSteps
 from gdsstore.transfer.layered_transfers import GroupTransfers, LayerTransfers, Outcomes
 from gdsstore.transfer.mover import Mover
 from gdsstore.transfer.pipeline import LayerPipeline, LayersComputed, Mask
@@ -60,8 +61,10 @@ def save_layers(
         if lost.all():  # the drives are not to blame, and their segments stay in use
             status[job.at[:room]] = outcome
         else:
-            entered = saver.commits.enter(job, slots, writes.raw, outcome, status)
-            saver.commits.commit(job, [(slots, entered)], status)
+            steps = LastSteps.after(deadline)
+            entering = saver.commits.enter(job, slots, writes.raw, outcome, status)
+            written = saver.commits.entered(job, entering, status, steps.entered)
+            saver.commits.commit(job, [(slots, written)], status, steps)
             failed = any_failed(job, slots, status)
     except Exception:  # an exception could not say which memory the drive still reads from; a result does
         log.exception("a layer-wise save failed")

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from gdsstore.engines.base import Engine, Op
 from gdsstore.errors import DeadlineError, EngineError
+from gdsstore.memory.known import KnownMemory
 from gdsstore.memory.views import PageMemory
 from gdsstore.observe.counters import Counters
 from gdsstore.observe.nvtx import RANGES
@@ -94,7 +95,7 @@ class Mover:
             length[staged, 0] = record_bytes
         segments, first, inverse = np.unique(placed.segment, return_index=True, return_inverse=True)
         try:
-            pinned = self._files.pin(segments, placed.volume[first])
+            pinned = self._files.pin(segments, placed.volume[first], writing=op is Op.WRITE)
         except BaseException:
             if lease is not None:
                 lease.release()
@@ -184,6 +185,8 @@ class Mover:
             whole, errors = flight.plan.moved(results), flight.plan.errors(results)
             failed = pages[~whole[pages]]
             self._counts.add(flight, results)
+            if len(failed) == 0 and attempt == 0 and flight.grant is not None:
+                flight.grant.moved()
             timed_out = errors[failed] == errno.ETIMEDOUT
             reading = flight.op is Op.READ
             flight.status[failed] = PageStatus.MISS_IO if reading else PageStatus.FAILED_IO
@@ -201,6 +204,8 @@ class Mover:
                 log.error("%d pages could not be tried again: %s", len(failed), error)
                 break
             flight.status[failed] = PageStatus.PENDING
+        if flight.damaged is not None:
+            flight.status[flight.damaged & (flight.status == PageStatus.PENDING)] = PageStatus.FAILED_CHECKSUM
         return flight.status
 
     def raw_checksums(self, flight: Flight, pages: npt.NDArray[np.intp], deadline: Deadline) -> U64:
@@ -209,7 +214,11 @@ class Mover:
         Raises DeadlineError, EngineError: see `Side`.
         """
         with RANGES.verify:
-            return self._side.raw_checksums(flight, pages, deadline)
+            sums = self._side.raw_checksums(flight, pages, deadline)
+        if isinstance(flight.memory, KnownMemory):
+            flight.damaged = np.zeros(len(flight.memory), np.bool_)
+            flight.damaged[pages] = sums != flight.memory.raw[pages]
+        return sums
 
     def scatter(self, flight: Flight, pages: npt.NDArray[np.intp], deadline: Deadline) -> None:
         """Copy those of `pages` that were staged into the caller's memory. Raises as `raw_checksums` does."""
@@ -223,10 +232,11 @@ class Mover:
         record_bytes: int,
         deadline: Deadline,
         sums: U64 | None = None,
+        first_block: int = 0,
     ) -> Unfinished | None:
         """See `Side.bring`."""
         with RANGES.scatter:
-            return self._side.bring(address, memory, record_bytes, deadline, sums)
+            return self._side.bring(address, memory, record_bytes, deadline, sums, first_block)
 
     def drop(self, flight: Flight, after: Callable[[], None] = lambda: None) -> list[Unfinished]:
         """End a flight: give its staging and descriptors back, or keep them until the engine has let go of them.
@@ -250,7 +260,10 @@ class Mover:
         if flight.grant is not None:
             flight.grant.late()
         for transfer in flight.transfers:
-            transfer.wait(0.0)  # what has not begun does not begin any more
+            try:
+                transfer.wait(0.0)  # what has not begun does not begin any more
+            except Exception:  # the others are to be given up all the same; this one is kept until it is done
+                log.exception("an engine could not give a transfer up")
         if flight.lease is not None:
             flight.lease.quarantine(lambda: all(work.done for work in unfinished))
         self._counters.add("stuck_transfers", len(unfinished))

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gdsstore.engines.base import Op
+from gdsstore.transfer.caps import LearnedCaps
 from gdsstore.transfer.policy_lines import KeyLines
 from gdsstore.transfer.policy_queues import ReadyQueues
 from gdsstore.transfer.policy_terms import (
@@ -43,14 +44,15 @@ class TransferPolicy:
     Not thread-safe.
     """
 
-    def __init__(self, limits: Limits, caps: Sequence[Caps]) -> None:
+    def __init__(self, limits: Limits, caps: Sequence[Caps], learned: LearnedCaps | None = None) -> None:
+        """`learned`: what the caps in bytes become, from the chunks that end."""
         self.limits = limits
         self.ended: list[Request] = []
         self.decided: list[Ask] = []
         self.counts: Counter[tuple[TransferClass, State]] = Counter()  # entered this state, ever
         self._ready = ReadyQueues(limits)
         self._lines = KeyLines()
-        self._admission = Admission(caps, limits.turn)
+        self._admission = Admission(caps, limits.turn, learned)
         self._waiting: dict[Request, None] = {}  # QUEUED and JOINED
         self._depth = [0] * len(TransferClass)
         self._numbers = itertools.count()
@@ -158,8 +160,8 @@ class TransferPolicy:
         self.decided += self._admission.late(ask, now)
 
     def set_caps(self, volume: int, caps: Caps, now: float) -> None:
-        """New caps of a volume. What is under way above them ends as it would."""
-        self._admission.volumes[volume].caps = caps
+        """New caps of a volume, in both directions. What is under way above them ends as it would."""
+        self._admission.volumes[volume].caps = dict.fromkeys(Op, caps)
         self.decided += self._admission.dispatch(now)
 
     # --- looking ---

@@ -27,7 +27,8 @@ class ClassStats:
 
 @dataclass(frozen=True, slots=True)
 class VolumeStats:
-    """Bytes and operations of one volume: under way now, late (the engine has not let go of them), and granted ever."""
+    """Bytes and operations of one volume: under way now, late (the engine has not let go of them), granted ever, and what may be
+    under way in each direction as learned so far."""
 
     in_flight_bytes: int
     in_flight_ops: int
@@ -37,6 +38,8 @@ class VolumeStats:
     read_ops: int
     write_bytes: int
     write_ops: int
+    read_cap_bytes: int
+    write_cap_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,8 @@ def snapshot(policy: TransferPolicy, now: float) -> TransferStats:
             each.late_ops,
             *each.granted[Op.READ],
             *each.granted[Op.WRITE],
+            each.caps[Op.READ].nbytes,
+            each.caps[Op.WRITE].nbytes,
         )
         for each in policy.volumes
     ]

@@ -131,6 +131,7 @@ class Ask:
     units: Units
     number: int  # order of arrival
     state: AskState = AskState.WAITING
+    moved: bool = False  # said by who asked: whole, and at the first try
     overtaken: int = 0  # grants on its volumes that were given to others first
     urgent: bool = False  # it was overtaken often enough
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from gdsstore.engines.base import Op
 from gdsstore.errors import ArgumentError
+from gdsstore.transfer.caps import LearnedCaps
 from gdsstore.transfer.policy_terms import Ask, AskState, Caps, Cost, Request, TransferClass, Units
 
 STILL_S: Final = 1.0
@@ -29,19 +30,25 @@ class VolumeLoad:
     )
 
     def __init__(self, caps: Caps) -> None:
-        self.caps = caps
+        self.caps = dict.fromkeys(Op, caps)
         self.chunks = self.nbytes = self.ops = 0
         self.reading = 0  # of nbytes
         self.late_nbytes = self.late_ops = 0
         self.moved_at = 0.0  # when the last chunk began on it while it was idle, or ended
         self.granted = {op: Cost(0, 0) for op in Op}
 
-    def room_for(self, cost: Cost) -> bool:
-        """What the engine still holds of late chunks counts. One chunk alone always fits: one larger than the caps could never
-        move otherwise, and nobody would find out that a drive has come back."""
-        return self.chunks == 0 or (
-            self.nbytes + self.late_nbytes + cost.nbytes <= self.caps.nbytes
-            and self.ops + self.late_ops + cost.ops <= self.caps.ops
+    def room_for(self, op: Op, cost: Cost) -> bool:
+        """Each direction has its own cap of bytes, and both together have the larger one. What the engine still holds of late
+        chunks counts. One chunk alone always fits: one larger than the caps could never move otherwise, and nobody would find out
+        that a drive has come back."""
+        if self.chunks == 0:
+            return True
+        own = self.reading if op is Op.READ else self.nbytes - self.reading
+        more, caps = self.late_nbytes + cost.nbytes, self.caps[op]
+        return (
+            own + more <= caps.nbytes
+            and self.nbytes + more <= max(each.nbytes for each in self.caps.values())
+            and self.ops + self.late_ops + cost.ops <= caps.ops
         )
 
     def stands_still(self, now: float) -> bool:
@@ -74,8 +81,10 @@ class Admission:
     others, and holds back everything on all its volumes until it has room, except on account of a volume that stands still.
     """
 
-    def __init__(self, caps: Sequence[Caps], turn: int) -> None:
+    def __init__(self, caps: Sequence[Caps], turn: int, learned: LearnedCaps | None) -> None:
+        """`learned`: takes the place of the caps in bytes."""
         self.volumes = [VolumeLoad(each) for each in caps]
+        self._learned = learned
         self._turn = turn
         self._asks: list[Ask] = []  # that wait
         self._arrivals = 0
@@ -97,7 +106,7 @@ class Admission:
         ask = Ask(request, units, self._arrivals)
         request.asks.add(ask)
         request.tag = max(request.tag, self._served[request.cls])
-        if not self._asks and all(self.volumes[volume].room_for(cost) for volume, cost in units.items()):
+        if not self._asks and all(self.volumes[v].room_for(request.op, cost) for v, cost in units.items()):
             self._grant(ask, now)
             return ask, [ask]
         self._asks.append(ask)
@@ -113,6 +122,8 @@ class Admission:
             volume.give(ask.request.op, cost, now)
             volume.late_nbytes += cost.nbytes
             volume.late_ops += cost.ops
+            if self._learned is not None:
+                self._learned.disturbed(index)
         return self.dispatch(now)
 
     def end(self, asks: Iterable[Ask], now: float) -> list[Ask]:
@@ -123,6 +134,7 @@ class Admission:
             elif ask.state is AskState.GRANTED:
                 for index, cost in ask.units.items():
                     self.volumes[index].give(ask.request.op, cost, now)
+                    self._learn(index, ask, cost, now)
             elif ask.state is AskState.LATE:
                 for index, cost in ask.units.items():
                     self.volumes[index].late_nbytes -= cost.nbytes
@@ -146,8 +158,12 @@ class Admission:
         held: set[int] = set()  # volumes on which nothing may go any more
         held_writes: set[int] = set()
         for ask in sorted(self._asks, key=_order) if len(self._asks) > 1 else self._asks:
-            lacking = [v for v, cost in ask.units.items() if not self.volumes[v].room_for(cost)]
-            reads = ask.request.op is Op.READ
+            op = ask.request.op
+            lacking = [v for v, cost in ask.units.items() if not self.volumes[v].room_for(op, cost)]
+            reads = op is Op.READ
+            if self._learned is not None:
+                for volume in lacking:
+                    self._learned.lacked(volume, op, now)
             free = held.isdisjoint(ask.units) and (reads or held_writes.isdisjoint(ask.units))
             if free and not lacking:
                 return ask
@@ -158,6 +174,19 @@ class Admission:
                 elif reads:
                     held_writes.update(ask.units)
         return None
+
+    def _learn(self, index: int, ask: Ask, cost: Cost, now: float) -> None:
+        """What the end of a chunk says of the cap of one of its volumes."""
+        if self._learned is None:
+            return
+        volume, op = self.volumes[index], ask.request.op
+        if not ask.moved or volume.late_nbytes:
+            self._learned.disturbed(index)
+            return
+        self._learned.ended(index, op, cost.nbytes, now)
+        nbytes = self._learned.nbytes(index, op)
+        if nbytes != volume.caps[op].nbytes:
+            volume.caps[op] = volume.caps[op]._replace(nbytes=nbytes)
 
     def _grant(self, ask: Ask, now: float) -> None:
         ask.state = AskState.GRANTED

@@ -34,6 +34,7 @@ class PageStatus(IntEnum):
     FAILED_BUSY = 24  # too many saves were waiting
     FAILED_CANCELLED = 25
     FAILED_DROPPED = 26  # it waited longer than `offload_budget_s`
+    FAILED_CHECKSUM = 27  # its bytes changed in the host cache before they were written; it was dropped
 
 
 Statuses = npt.NDArray[np.uint8]
@@ -83,6 +84,11 @@ class CallResult:
 
 class SaveResult(CallResult):
     """Statuses: SAVED, ALREADY_THERE, FAILED_*."""
+
+    @property
+    def damaged(self) -> npt.NDArray[np.bool_]:
+        """Which pages were not any more what they should be, and so were not written. Shape (n,)."""
+        return np.equal(self.status, PageStatus.FAILED_CHECKSUM)
 
 
 class LoadResult(CallResult):

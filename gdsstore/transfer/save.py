@@ -14,8 +14,9 @@ from gdsstore.catalog.records import Run
 from gdsstore.engines.base import Op
 from gdsstore.errors import DeadlineError, EngineError, GdsStoreError
 from gdsstore.transfer.admission import Admission
-from gdsstore.transfer.commit import Commits, SaveJob, Slots, any_failed
+from gdsstore.transfer.commit import Commits, Entering, SaveJob, Slots, any_failed
 from gdsstore.transfer.flight import U64, Flight, Ints
+from gdsstore.transfer.last_steps import LastSteps
 from gdsstore.transfer.mover import Mover
 from gdsstore.transfer.plan import AHEAD_CHUNKS, chunks
 from gdsstore.transfer.results import PageStatus, SaveResult, Statuses, Unfinished
@@ -36,6 +37,14 @@ class _Part:
     trusted: bool  # they were computed in time: later the caller may have put something else into the memory
 
 
+@dataclass(slots=True)
+class _Written:
+    """A chunk that has arrived, or failed. `entering`: None where nobody knows which."""
+
+    slots: Slots
+    entering: Entering | None = None
+
+
 class Saver:
     """Saves for one store. Thread-safe."""
 
@@ -45,15 +54,16 @@ class Saver:
     def save(self, job: SaveJob, status: Statuses, deadline: Deadline, admission: Admission) -> SaveResult:
         """Write the job's pages. `status` (one a key of the call) is filled in and returned. Does not raise."""
         parts: list[_Part] = []
-        written: list[tuple[Slots, list[Run]]] = []
+        written: list[_Written] = []
         unfinished: list[Unfinished] = []
+        steps = LastSteps.after(deadline)
         committed, enough = 0, EARLY_COMMIT_BYTES // job.record_bytes
 
         def finish_one() -> None:
             part = parts.pop(self.mover.first_done([part.flight for part in parts], deadline))
-            written.append((part.slots, []))
+            written.append(_Written(part.slots))
             try:
-                written[-1][1].extend(self._finish(job, part, status, deadline))
+                written[-1].entering = self._finish(job, part, status, deadline)
             except BaseException:  # nobody knows what has moved
                 mine = job.at[part.slots.pages]
                 status[mine[status[mine] == PageStatus.PENDING]] = PageStatus.FAILED_IO
@@ -88,13 +98,17 @@ class Saver:
                     break
             while parts:
                 waiting = written[committed:]
-                early = sum(len(slots.pages) for slots, _ in waiting) >= enough and not self.commits.durable
-                if early and not self.mover.any_done([part.flight for part in parts]):
+                early = sum(len(each.slots.pages) for each in waiting) >= enough and not self.commits.durable
+                if (
+                    early
+                    and not self.mover.any_done([part.flight for part in parts])
+                    and all(each.entering is None or each.entering.done for each in waiting)
+                ):
                     # The drive is busy, and less is left to do at the end.
-                    self.commits.commit(job, waiting, status)
+                    self._commit(job, waiting, status, steps)
                     committed = len(written)
                 finish_one()
-            self.commits.commit(job, written[committed:], status)
+            self._commit(job, written[committed:], status, steps)
         except Exception:  # an exception could not say which memory the drive still reads from; a result does
             log.exception("a save failed")
             mine = status[job.at]
@@ -102,7 +116,7 @@ class Saver:
         finally:
             for part in parts:  # only after an unexpected error
                 unfinished.extend(self._drop(part))
-            for slots in [*(part.slots for part in parts), *(slots for slots, _ in written)]:
+            for slots in [*(part.slots for part in parts), *(each.slots for each in written)]:
                 self.commits.let_go(slots.runs, failed=any_failed(job, slots, status))
         return SaveResult(status, unfinished)
 
@@ -162,13 +176,23 @@ class Saver:
             return None
         return _Part(slots, flight, *checksums_of(self.mover, flight, deadline))
 
-    def _finish(self, job: SaveJob, part: _Part, status: Statuses, deadline: Deadline) -> list[Run]:
-        """Wait for a chunk's payload and write its table entries; the runs that may be committed."""
+    def _finish(self, job: SaveJob, part: _Part, status: Statuses, deadline: Deadline) -> Entering:
+        """Wait for a chunk's payload and begin to write its table entries."""
         outcome = self.mover.wait(part.flight, deadline)
         if not part.trusted:
             late = PageStatus.FAILED_DEADLINE if deadline.passed else PageStatus.FAILED_IO
             outcome[outcome == PageStatus.PENDING] = late
         return self.commits.enter(job, part.slots, part.raw, outcome, status)
+
+    def _commit(self, job: SaveJob, written: Sequence[_Written], status: Statuses, steps: LastSteps) -> None:
+        """Make visible what has arrived and got its table entries."""
+        runs: list[tuple[Slots, list[Run]]] = []
+        for each in written:
+            entering, mine = each.entering, []
+            if entering is not None:
+                mine = self.commits.entered(job, entering, status, steps.entered)
+            runs.append((each.slots, mine))
+        self.commits.commit(job, runs, status, steps)
 
 
 def checksums_of(mover: Mover, flight: Flight, deadline: Deadline) -> tuple[U64, bool]:

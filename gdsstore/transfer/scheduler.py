@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from gdsstore.engines.base import Op
 from gdsstore.errors import DeadlineError, StoreClosedError
 from gdsstore.transfer.call_times import CallTimes
+from gdsstore.transfer.caps import LearnedCaps
 from gdsstore.transfer.policy import NO_KEYS, TransferPolicy
 from gdsstore.transfer.policy_stats import Reads, TransferStats, reads_of, snapshot
 from gdsstore.transfer.policy_terms import Ask, AskState, Caps, Limits, Request, State, TransferClass, Units
@@ -38,9 +39,10 @@ class Scheduler:
     EXIT_TIMEOUT_S; a call that hangs longer does not keep the process.
     """
 
-    def __init__(self, limits: Limits, caps: Sequence[Caps]) -> None:
+    def __init__(self, limits: Limits, caps: Sequence[Caps], learned: LearnedCaps | None = None) -> None:
+        """`learned`: see TransferPolicy; it is the scheduler's from here on."""
         self.times = CallTimes()
-        self._policy = TransferPolicy(limits, caps)
+        self._policy = TransferPolicy(limits, caps, learned)
         self._lock = threading.Lock()
         self._quiet = threading.Condition(self._lock)  # no call is left
         self._timer = threading.Condition(self._lock)  # something runs out earlier than the watcher knows

@@ -112,6 +112,10 @@ class Grant:
         """The class that its call came in, and is counted under."""
         return self._ask.request.entered
 
+    def moved(self) -> None:
+        """The chunk has moved whole, at the first try. `done` follows when nothing is left to do for it."""
+        self._ask.moved = True
+
     def done(self) -> None:
         """The chunk has ended. Idempotent."""
         self._returner.give_back(self._ask, late=False)

@@ -70,28 +70,42 @@ def verify_online(
     *,
     repair: bool = False,
     progress: Progress = lambda done, total: None,
+    first: int = 0,
+    enter: Callable[[int], None] = lambda segment_id: None,
 ) -> Verification:
     """Check every segment of an open store; with `repair`, drop what is damaged.
 
+    `first`: the segment to begin with; those before it come last. `enter` is called with each segment before it is read.
     Raises StoreError where the catalog fails, DeadlineError where the drive holds on to all memory.
     """
-    return _Online(store, reader, repair, progress).run()
+    return _Online(store, reader, repair, progress, enter).run(first)
 
 
 class _Online:
-    def __init__(self, store: Store, reader: PayloadReader, repair: bool, progress: Progress) -> None:
-        self._store, self._reader, self._repair, self._progress = store, reader, repair, progress
+    def __init__(
+        self,
+        store: Store,
+        reader: PayloadReader,
+        repair: bool,
+        progress: Progress,
+        enter: Callable[[int], None],
+    ) -> None:
+        self._store, self._reader, self._repair = store, reader, repair
+        self._progress, self._enter = progress, enter
         self._result = Verification(online=True)
         self._newly_lost = _lost_at_open(store)
 
-    def run(self) -> Verification:
+    def run(self, first: int) -> Verification:
         store, result = self._store, self._result
         started = time.monotonic()
         result.damaged += _gone_at_open(store)
-        work = self._segments()
+        work = sorted(
+            self._segments(), key=lambda item: item[0] < first
+        )  # stable: those in front go to the end
         total = len(work) * store.segment_bytes
         for number, (segment_id, volume) in enumerate(work):
             done = number * store.segment_bytes
+            self._enter(segment_id)
             self._progress(done, total)
             self._segment(segment_id, volume, partial(self._advance, done, total))
         self._progress(total, total)

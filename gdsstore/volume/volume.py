@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import mmap
 import os
 import re
@@ -14,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gdsstore.errors import VolumeError, from_os_error
-from gdsstore.files import make_directory, make_own_directory, sync_directory
+from gdsstore.errors import GdsStoreError, VolumeError, from_os_error
+from gdsstore.files import make_directory, make_own_directory, read_small, sync_directory
 from gdsstore.volume.direct import DirectSupport, probe_direct
 from gdsstore.volume.format import (
     ENTRY,
@@ -41,6 +42,10 @@ class Space:
     total_bytes: int
 
 
+Inode = tuple[int, int]
+"""What tells a file from one that was put in its place: device and inode."""
+
+
 class Volume:
     """The segment files of one volume. Opens no thread, keeps no file open."""
 
@@ -48,6 +53,7 @@ class Volume:
         self.index = index
         self.path = path
         self.directory = path / "segments"
+        self.filling: dict[int, Inode] = {}  # segments that this process fills, or filled, and their files
         self._direct: DirectSupport | None = None
 
     def prepare(self) -> None:
@@ -104,8 +110,10 @@ class Volume:
         """Write a whole segment of zeros and its superblock, then let it appear by rename.
 
         Fully written, not fallocated alone: unwritten extents are slow or refused on cuFile's P2PDMA path.
-        Raises VolumeError (errno ENOSPC on a full drive); then nothing is left behind.
+        Raises VolumeError (errno ENOSPC on a full drive, EEXIST where there is a file of that name); then nothing is left behind.
         """
+        if self.is_of_another(superblock.store_uuid):
+            raise VolumeError("the directory holds another store now", path=str(self.path))
         path = self.segment_path(superblock.segment_id)
         partial = left = path.with_suffix(PARTIAL)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | self.direct.flags
@@ -113,6 +121,8 @@ class Volume:
             fd = os.open(partial, flags, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.lexists(path):  # who makes it now would have its `.partial`
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
                 _fill(fd, superblock, progress)
                 os.fdatasync(fd)
                 os.rename(partial, path)
@@ -130,6 +140,28 @@ class Volume:
         with self.table(superblock.segment_id) as table:
             # Into the page cache: its first writer checks the superblock while the drive is busy with payloads.
             os.pread(table, SUPERBLOCK_BYTES, 0)
+
+    def is_of_another(self, store_uuid: bytes) -> bool:
+        """Whether another store was made in this directory meanwhile, by the marks that stores put there."""
+        for name in ("store.json", "volume.json"):
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                mark = json.loads(read_small(self.path / name))
+                return isinstance(mark, dict) and mark.get("uuid") not in (None, store_uuid.hex())
+        return False
+
+    def holds_another(self, segment_id: int, store_uuid: bytes) -> bool:
+        """Whether a segment's file is a segment of another store, or another one of this store. Raises nothing."""
+        with contextlib.suppress(GdsStoreError), self.table(segment_id) as fd:
+            superblock = Superblock.decode(os.pread(fd, SUPERBLOCK_BYTES, 0), "")
+            return (superblock.store_uuid, superblock.segment_id) != (store_uuid, segment_id)
+        return False
+
+    def inode(self, segment_id: int) -> Inode | None:
+        """Of the file that has the segment's name now; None where there is none."""
+        try:
+            return inode_of(os.lstat(self.segment_path(segment_id)))
+        except OSError:
+            return None
 
     def remove_segment(self, segment_id: int) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -169,6 +201,10 @@ class Volume:
             if error.filename is None:
                 error.filename = str(self.segment_path(segment_id))
             raise from_os_error(error, "cannot use a segment") from error
+
+
+def inode_of(stat: os.stat_result) -> Inode:
+    return stat.st_dev, stat.st_ino
 
 
 def read_entries(fd: int, geometry: Geometry, first: int = 0, count: int | None = None) -> Entries:

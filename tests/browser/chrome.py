@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import httpx
 
 T = TypeVar("T")
-START_S = 20.0
-WAIT_S = 15.0
+START_S = 60.0
+WAIT_S = 60.0
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key that the standard gives elements in JSON
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -37,7 +37,7 @@ class Chrome:
     """One browser window. All calls raise AssertionError with what the browser says."""
 
     def __init__(self, url: str, profile: Path) -> None:
-        self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False)
+        self._http = httpx.Client(base_url=url, timeout=60.0, trust_env=False)
         options = {
             "binary": next(filter(None, map(shutil.which, BROWSERS))),
             "args": [

@@ -19,9 +19,15 @@ COPY = st.tuples(
     st.booleans(),  # its payload is there
 )
 OLD = st.tuples(st.integers(0, 4), st.integers(1, 50), st.booleans(), st.booleans())
+AHEAD = st.tuples(
+    st.integers(0, 4), st.integers(2 * LATER, 2 * LATER + 50), st.booleans(), st.booleans()
+)  # written while the clock was wrong
+NOW = LATER + 25
 
 
-@given(copies=st.lists(st.one_of(COPY, OLD), max_size=30, unique_by=lambda copy: copy[1]))
+@given(
+    copies=st.lists(st.one_of(COPY, OLD, AHEAD), max_size=30, unique_by=lambda copy: copy[1]),
+)
 def test_the_newest_whole_copy_behind_the_last_deletion_counts(
     copies: list[tuple[int, int, bool, bool]],
 ) -> None:
@@ -38,9 +44,9 @@ def test_the_newest_whole_copy_behind_the_last_deletion_counts(
 
     index = np.array([page for page, _, _, _ in copies], np.uint64)
     live = np.array([is_live for _, _, is_live, _ in copies], np.bool_)
-    chosen, lost = choose(entries, index, live, arrived)
+    chosen, lost = choose(entries, index, live, arrived, NOW)
 
-    newest = max((sequence for _, sequence, is_live, _ in copies if is_live), default=0)
+    newest = max((sequence for _, sequence, is_live, _ in copies if is_live and sequence <= NOW), default=0)
     right: list[int] = []
     gone: set[int] = set()
     for page in sorted({page for page, _, _, _ in copies}):

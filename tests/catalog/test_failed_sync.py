@@ -38,7 +38,7 @@ def test_a_commit_after_a_failed_sync_does_not_call_the_same_segment_durable(
             with pytest.raises(gdsstore.VolumeError, match="fdatasync"):
                 store.sync()
         with pytest.raises(gdsstore.VolumeError, match="fdatasync"):
-            store.pool.sync()  # what the other save does before it commits
+            store.pool.sync(Deadline(10))  # what the other save does before it commits
         store.pool.finish(run, failed=True)
         mine = keys(4)
         assert namespace.save(mine, pages).result(30).count(gdsstore.PageStatus.SAVED) == 4

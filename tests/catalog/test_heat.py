@@ -15,6 +15,7 @@ import pytest
 from gdsstore.catalog import heat as heat_module
 from gdsstore.catalog.heat import PREFIX_SKEW, TICKS_PER_S, Heat
 from gdsstore.errors import StoreError
+from tests.store.helpers import check, make_keys, opaque, save, small_store
 
 SEGMENT_BYTES = 1 << 20
 SLOTS = SEGMENT_BYTES // 4096
@@ -132,6 +133,27 @@ def test_a_full_drive_costs_recency_and_no_more(heat: Heat, monkeypatch: pytest.
         heat.cover(200_000)
     assert caught.value.context["errno"] == errno.ENOSPC
     assert heat.ages(0, 1)[0] < 1
+
+
+def test_a_store_whose_heat_file_was_lost_goes_on_reclaiming_on_a_full_drive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    with small_store(path, capacity="16MiB") as store:
+        for turn in range(12):
+            assert save(opaque(store), make_keys(100, turn)).all_ok
+    (path / "heat").unlink()
+
+    def full(heat: Heat, segment_id: int) -> None:
+        raise StoreError("cannot grow the heat file", errno=errno.ENOSPC)
+
+    monkeypatch.setattr(Heat, "cover", full)
+    with small_store(path, capacity="16MiB") as store:
+        reclaimed = store.reclaimer.counts.segments
+        for turn in range(12, 24):
+            assert save(opaque(store), make_keys(100, turn)).all_ok
+            assert check(opaque(store), make_keys(100, turn)).all_ok
+        assert store.reclaimer.counts.segments > reclaimed
 
 
 def test_the_file_has_blocks_for_all_that_is_mapped(heat: Heat, tmp_path: Path) -> None:

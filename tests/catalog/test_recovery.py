@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from gdsstore import BoundNamespace, Store
+from gdsstore import BoundNamespace, PageStatus, Store
 from gdsstore.catalog.copies import UNSYNCED_NS
 from gdsstore.catalog.index import Catalog
 from gdsstore.catalog.keys import index_keys
@@ -17,7 +19,10 @@ from gdsstore.catalog.records import Locations, SegmentState
 from gdsstore.catalog.recovery import scan_segment
 from gdsstore.engines.faulty import Fault, FaultKind, FaultyEngine
 from gdsstore.engines.posix import PosixEngine
+from gdsstore.errors import EngineError
 from gdsstore.verify.copies import Copies
+from gdsstore.verify.payloads import PayloadReader
+from gdsstore.verify.table import Table
 from gdsstore.volume.format import ENTRY, Geometry, Superblock, entry_salt, seal_entries
 from gdsstore.volume.volume import Volume, write_entries
 from tests.store.helpers import (
@@ -170,11 +175,13 @@ def test_only_copies_that_may_have_been_under_way_are_read(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rebuild that read every copy of a large store would keep its server down."""
+    really = time.time_ns
     with small_store(path) as store:
         bound = opaque(store)
-        assert save(bound, KEYS[:20]).all_ok
-        save_again(store, bound, KEYS[:20], 8192, monkeypatch)
-        monkeypatch.setattr(store.sequencer, "_last", time.time_ns() + 2 * UNSYNCED_NS)
+        with monkeypatch.context() as earlier:
+            earlier.setattr("time.time_ns", lambda: really() - 2 * UNSYNCED_NS)
+            assert save(bound, KEYS[:20]).all_ok
+            save_again(store, bound, KEYS[:20], 8192, monkeypatch)
         save_again(store, bound, KEYS[10:12], 8192, monkeypatch)
         assert save(bound, KEYS[20:40]).all_ok
     asked: list[int] = []
@@ -186,6 +193,121 @@ def test_only_copies_that_may_have_been_under_way_are_read(
     with small_store(path) as store:
         assert check(opaque(store), KEYS[:40]).all_ok
     assert asked == [2]
+
+
+def test_an_entry_of_a_clock_that_was_ahead_hides_no_copy_that_did_not_arrive(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_store(path) as store:
+        bound = opaque(store)
+        assert save(bound, KEYS[:20]).all_ok
+        save_again(store, bound, KEYS[:20], 8192, monkeypatch)
+        damage(path, bound, KEYS[:20])
+        monkeypatch.setattr(store.sequencer, "_last", time.time_ns() + 100 * UNSYNCED_NS)
+        assert save(bound, KEYS[20:21]).all_ok
+    forget_catalog(path)
+    with small_store(path) as store:
+        assert check(opaque(store), KEYS[:21]).all_ok
+
+
+class Broken:
+    """Readers of payloads for which the drive, or this machine, fails with the segments of which it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+        self.segments: set[int] = set()
+        self.asked: list[int] = []
+        check = PayloadReader.check
+
+        def fail(reader: PayloadReader, table: Table, *others: Any) -> Any:
+            self.asked.append(table.superblock.segment_id)
+            if table.superblock.segment_id in self.segments:
+                if how == "raises":
+                    raise EngineError("refused")
+                return np.full(len(others[1]), PageStatus[how], np.uint8)
+            return check(reader, table, *others)
+
+        monkeypatch.setattr(PayloadReader, "check", fail)
+
+
+@pytest.mark.parametrize("how", ["raises", "MISS_SEGMENT", "MISS_DEADLINE"])
+def test_a_segment_that_cannot_be_read_hides_no_copy_of_another_that_did_not_arrive(
+    path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    volumes = [path, path.with_name("second")]
+    broken = Broken(monkeypatch, how)
+    with small_store(volumes) as store:
+        bound = opaque(store)
+        for part in np.split(KEYS, 10):  # on both volumes
+            assert save(bound, part).all_ok
+        save_again(store, bound, KEYS, 8192, monkeypatch)
+        segment, offset = locate(bound, KEYS)
+        rows = {row.segment_id: row.volume for row in store._segments()}
+        on = np.array([rows[each] for each in segment.tolist()])
+        assert len(set(on.tolist())) == 2
+        for number, at, volume in zip(segment.tolist(), offset.tolist(), on.tolist(), strict=True):
+            flip(volumes[volume] / "segments" / f"{number:08d}.seg", 8 * (at + 4321))
+        last = int(segment[-1])  # asked first
+        silent = on == rows[last] if how == "MISS_DEADLINE" else segment == last
+        broken.segments = set(segment[silent].tolist())
+    forget_catalog(path)
+    with small_store(volumes) as store:
+        result = check(opaque(store), KEYS)
+        assert result.ok[~silent].all()
+        assert not result.ok[silent].any()
+    if how == "MISS_DEADLINE":
+        assert len(set(broken.asked) & broken.segments) == 1, "a drive that does not answer is asked once"
+    shutil.rmtree(volumes[1])
+
+
+def test_a_copy_that_the_drive_cannot_read_gives_way_to_an_older_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was being written when the power went may be unreadable."""
+    with small_store(path) as store:
+        bound = opaque(store)
+        assert save(bound, KEYS[:20]).all_ok
+        save_again(store, bound, KEYS[:20], 8192, monkeypatch)
+        newer, offset = locate(bound, KEYS[:20])
+    broken = Broken(monkeypatch, "MISS_IO")
+    broken.segments = set(newer.tolist())
+    forget_catalog(path)
+    with small_store(path) as store:
+        assert not np.isin(locate(opaque(store), KEYS[:20])[1], offset).any()
+        assert check(opaque(store), KEYS[:20]).all_ok
+
+
+def test_so_many_copies_that_reading_them_takes_long_keep_nobody_from_opening(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_store(path) as store:
+        bound = opaque(store)
+        assert save(bound, KEYS[:20]).all_ok
+        save_again(store, bound, KEYS[:20], 8192, monkeypatch)
+        damage(path, bound, KEYS[:20])
+    forget_catalog(path)
+    monkeypatch.setattr("gdsstore.verify.copies.TIME_S", 0.0)
+    with small_store(path) as store:
+        assert opaque(store).contains(KEYS[:20]).all()
+        assert not check(opaque(store), KEYS[:20]).ok.any()
+
+
+def test_a_segment_counts_though_the_other_volume_has_a_file_of_its_name(path: Path) -> None:
+    volumes = [path, path.with_name("second")]
+    with small_store(volumes) as store:
+        for part in np.split(KEYS, 10):
+            assert save(opaque(store), part).all_ok
+    for here, there in (volumes, volumes[::-1]):
+        for file in sorted((here / "segments").glob("*.seg")):
+            if not (there / "segments" / file.name).exists():
+                (there / "segments" / file.name).write_bytes(b"not a segment")
+    forget_catalog(path)
+    with small_store(volumes) as store:
+        assert check(opaque(store), KEYS).all_ok
+        recovered = store.opened.recovered
+        assert recovered is not None
+        assert recovered.left_out == []
+        assert len(recovered.problems) == len(store._segments())
+    shutil.rmtree(volumes[1])
 
 
 def test_a_drive_that_does_not_say_whether_a_copy_arrived_keeps_nobody_from_opening(

@@ -25,7 +25,7 @@ from gdsstore.waiting import Deadline
 
 SLOT = 128 << 10  # so that a segment of 1 MiB holds a few
 SEGMENT_BYTES = 1 << 20
-WAIT_S = 30.0
+WAIT_S = 60.0
 Filling = Callable[[], Sequence[OwnedSegment]]
 
 

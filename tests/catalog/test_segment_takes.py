@@ -53,11 +53,14 @@ def one(path: Path, **settings: object) -> Store:
 def test_a_save_ends_at_its_deadline_and_the_next_one_does_not_start_over(tmp_path: Path, gate: Gate) -> None:
     keys = make_keys(8)
     with one(tmp_path) as store:
+        end = time.monotonic() + WAIT_S
         for _ in range(2):
             start = time.monotonic()
             result = save(opaque(store), keys, deadline_s=0.2)
             assert time.monotonic() - start < LONG_S / 2
             assert statuses(result) == ["FAILED_DEADLINE"] * 8
+            while gate.waiting == 0 and time.monotonic() < end:  # a machine may need all that time to begin
+                save(opaque(store), keys, deadline_s=0.2)
         assert gate.waiting == 1
         gate.opened.set()
         assert save(opaque(store), keys).all_ok

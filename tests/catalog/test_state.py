@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,37 @@ def test_a_clean_catalog_is_used_after_a_reboot(catalog: Path) -> None:
     assert (
         verdict(State("another boot", True, state.capacity_bytes, state.catalog_mark), catalog) is Trust.USE
     )
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_pages_in_each_others_place_are_noticed(catalog: Path, seed: int) -> None:
+    """A tree with two leaves exchanged can be read to its end; a write to it aborts the process."""
+    died = State(boot_id(), False, 1 << 30, "")
+    assert verdict(died, catalog) is Trust.USE
+    file = catalog / "data.mdb"
+    raw = bytearray(file.read_bytes())
+    starts = range(2 * 4096, len(raw), 4096)
+    leaves = [
+        at for at in starts if raw[at : at + 8] == (at // 4096).to_bytes(8, "little") and raw[at + 10] == 2
+    ]
+    a, b = random.Random(seed).sample(leaves, 2)
+    raw[a : a + 4096], raw[b : b + 4096] = raw[b : b + 4096], raw[a : a + 4096]
+    file.write_bytes(raw)
+    assert verdict(died, catalog) is Trust.REBUILD
+
+
+def test_a_catalog_whose_values_take_several_pages_is_used(catalog: Path) -> None:
+    """What is inside of such a value is no page, whatever it looks like."""
+    made = Catalog(catalog, 64 << 20)
+    for turn in range(3):  # long lists of free pages, and parts of old ones
+        for n in range(1 + turn, 60, 3):
+            with made.write() as txn:
+                made.commit(txn, b"n" * 16, [run_of(list(range(1000 * n, 1000 * n + 1000)), n, 0, 1)])
+        with made.write() as txn:
+            for n in range(1, 60):
+                made.drop_pages(txn, n)
+    made.close()
+    assert verdict(State(boot_id(), False, 1 << 30, ""), catalog) is Trust.USE
 
 
 def test_a_missing_catalog_is_rebuilt(catalog: Path) -> None:

@@ -36,7 +36,7 @@ def process(*arguments: object) -> subprocess.CompletedProcess[str]:
         command,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         cwd=REPO,
         check=False,
         env={**os.environ, **LIGHT},

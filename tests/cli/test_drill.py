@@ -142,6 +142,8 @@ def test_an_interrupted_drill_leaves_nothing(tmp_path: Path, number: signal.Sign
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # A shell that has the tests in its background makes them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         end = time.monotonic() + 60

@@ -51,8 +51,11 @@ def final_check(zygote: Zygote, spec: Spec) -> None:
         worker = run(zygote, replace(spec, opens=1, calls_per_open=0, check_first=True, alone=True))
         assert worker.code == 0, blame(spec, worker)
         last = [word for word in phases(Path(spec.journal), worker.pid) if word.startswith("checked")][-1]
-        assert last != "checked 0", "nothing was tested"
+        assert last != "checked 0" or not spec.lossless, "nothing was tested"
         shutil.rmtree(Path(spec.store) / "catalog")
+    # A store that reclaims all the time may have nothing left just now, but not after every one of so many kills.
+    checks = [line.split()[-1] for line in lines(Path(spec.journal)) if " phase checked " in line]
+    assert any(count != "0" for count in checks), "nothing was tested"
 
 
 @pytest.mark.parametrize("durability", ["none", "interval", "commit"])

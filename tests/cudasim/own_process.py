@@ -23,7 +23,8 @@ from typing import TypeAlias
 import pytest
 
 REPORTS = "OWN_PROCESS_REPORTS"  # set in the child: the file its reports go to
-TIMEOUT_S = 240
+# What the process may take in all; in it each test has the limit that holds everywhere.
+START_S, EACH_S = 240, 60
 
 Environment: TypeAlias = frozenset[tuple[str, str]]
 Reports: TypeAlias = dict[str, list[pytest.TestReport]]
@@ -52,6 +53,9 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if REPORTS in os.environ or (group := _group(item)) is None:
         return None
     if group not in _by_group:
+        # All of the group runs within this one test, whose limit would be one for the group.
+        if (cancel := getattr(item.config.hook, "pytest_timeout_cancel_timer", None)) is not None:
+            cancel(item=item)
         wanted = [other.nodeid for other in item.session.items if _group(other) == group]
         _by_group[group] = _run(item.config, group, wanted)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -74,6 +78,7 @@ def _group(item: pytest.Item) -> tuple[str, Environment] | None:
 def _run(config: pytest.Config, group: tuple[str, Environment], wanted: list[str]) -> Reports:
     """The reports of the wanted tests; a test that the child did not come to the end of has failed."""
     module, environment = group
+    limit_s = START_S + EACH_S * len(wanted)
     reports: Reports = {nodeid: [] for nodeid in wanted}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "reports")
@@ -92,12 +97,12 @@ def _run(config: pytest.Config, group: tuple[str, Environment], wanted: list[str
                     env={**inherited, **dict(environment), REPORTS: str(file)},
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    timeout=TIMEOUT_S,
+                    timeout=limit_s,
                 ).returncode
                 if code < 0:
                     outcome = f"was killed by signal {-code}"
             except subprocess.TimeoutExpired:
-                outcome = f"did not end within {TIMEOUT_S} s"
+                outcome = f"did not end within {limit_s} s"
             output.seek(0)
             tail = output.read()[-4000:]
         for line in file.read_text().splitlines():

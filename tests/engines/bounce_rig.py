@@ -73,7 +73,7 @@ def blocks(count: int) -> list[int]:
     return [i * BLOCK for i in range(count)]
 
 
-def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S / 2) -> None:
+def until(condition: Callable[[], object], timeout_s: float = TIMEOUT_S / 2) -> None:
     """Wait until it is true, or fail: before a held stream goes on by itself."""
     end = time.monotonic() + timeout_s
     while not condition():
@@ -84,9 +84,16 @@ def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S / 2) -> No
 @contextmanager
 def held_stream(gpu: ModuleType, engine: BounceEngine, op: Op) -> Iterator[threading.Event]:
     """The engine's copies in one direction stand still until the event is set, or the block is left."""
+    with held(gpu, engine._streams[op].handle) as go:
+        yield go
+
+
+@contextmanager
+def held(gpu: ModuleType, handle: int) -> Iterator[threading.Event]:
+    """A stream stands still until the event is set, or the block is left."""
     go = threading.Event()
     wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: go.wait(TIMEOUT_S) and None)
-    stream = ctypes.c_void_p(engine._streams[op].handle)
+    stream = ctypes.c_void_p(handle)
     gpu.check(gpu.cuda().cuLaunchHostFunc(stream, wait, None))
     try:
         yield go

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
 import os
 import platform
+import select
 import struct
 import subprocess
 import sys
@@ -33,7 +35,7 @@ from tests.engines.on_device import OnDevice
 
 ROOT = Path(__file__).parents[2]
 BLOCK = 4096
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 Bytes = npt.NDArray[np.uint8]
 
 _recent: deque[Bytes] = deque(maxlen=128)
@@ -152,6 +154,15 @@ class HangingMemory:
         fcntl.ioctl(self._fd, 0xC018AA3F, struct.pack("QQQ", 0xAA, 0, 0))  # UFFDIO_API
         missing = struct.pack("QQQQ", self.bytes.ctypes.data, pages * BLOCK, 1, 0)
         fcntl.ioctl(self._fd, 0xC020AA00, missing)  # UFFDIO_REGISTER
+
+    def touched(self, times: int) -> None:
+        """Wait until somebody hangs here for so many pages. To be called once."""
+        found, poller = 0, select.poll()
+        poller.register(self._fd, select.POLLIN)
+        while found < times:
+            assert poller.poll(TIMEOUT_S * 1000), "nobody came here"
+            with contextlib.suppress(BlockingIOError):
+                found += len(os.read(self._fd, 32 * times)) // 32  # struct uffd_msg
 
     def release(self) -> None:
         if self._fd >= 0:

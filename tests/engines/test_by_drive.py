@@ -14,7 +14,8 @@ from gdsstore.engines.by_drive import ByDriveEngine
 from gdsstore.engines.faulty import Fault, FaultKind, FaultyEngine
 from gdsstore.engines.posix import PosixEngine
 from gdsstore.errors import EngineError
-from tests.engines.rig import BLOCK, HangingMemory, file_of, memory, move, open_file, plan
+from tests.engines.bounce_rig import until
+from tests.engines.rig import BLOCK, TIMEOUT_S, HangingMemory, file_of, memory, move, open_file, plan
 
 PAGES = 8
 
@@ -48,6 +49,7 @@ def test_a_drive_that_hangs_in_the_kernel_leaves_the_others_alone(
     engine = ByDriveEngine(lambda: PosixEngine(2), file_of)
     attach(engine, fds)
     stuck = engine.submit(Op.READ, plan(fds[0], EACH, hanging.bytes, BLOCK))  # more than it can do at a time
+    hanging.touched(2)
     assert set(stuck.wait(0.1).errno.tolist()) == {errno.ETIMEDOUT}
     move(engine, Op.READ, plan(fds[1], EACH, memory(PAGES * BLOCK), BLOCK))
     assert not stuck.done
@@ -60,14 +62,16 @@ def test_of_a_plan_over_two_drives_only_the_sick_one_is_late(fds: list[int]) -> 
     makers = iter([sick, PosixEngine(2)])
     engine = ByDriveEngine(lambda: next(makers), file_of)
     attach(engine, fds)
-    ranges = plan([fds[0], fds[1]] * 2, [0, 0, BLOCK, BLOCK], memory(4 * BLOCK), BLOCK)
+    ranges = plan([fds[0], fds[1]] * 2, [0, 0, BLOCK, BLOCK], buffer := memory(4 * BLOCK), BLOCK)
+    buffer[:] = 7
     transfer = engine.submit(Op.READ, ranges)
+    until(lambda: not buffer.reshape(4, BLOCK)[1::2].any())  # what has not begun by its deadline never does
     results = transfer.wait(0.2)
     assert results.complete(ranges).tolist() == [False, True, False, True]
     assert results.errno.tolist() == [errno.ETIMEDOUT, 0, errno.ETIMEDOUT, 0]
     assert not transfer.done
     sick.release_hangs()
-    assert transfer.wait(10.0).complete(ranges).all()
+    assert transfer.wait(TIMEOUT_S).complete(ranges).all()
     assert transfer.done
     engine.close(10.0)
 

@@ -20,6 +20,7 @@ from gdsstore.engines.paths import Path
 from gdsstore.errors import ArgumentError, ConfigError, EngineError
 from gdsstore.memory.device_arena import DeviceArena
 from tests.cudasim.fixtures import need
+from tests.engines.bounce_rig import until
 from tests.engines.on_device import OnDevice
 from tests.engines.rig import BLOCK, TIMEOUT_S, Bytes, memory, move, open_file, plan, random_bytes, run
 
@@ -327,9 +328,11 @@ def test_a_closed_engine_has_deregistered_everything(gpu: ModuleType, tmp_path: 
 def test_a_wait_ends_by_its_deadline_while_a_call_hangs_and_others_go_on(
     gpu: ModuleType, engine: OnDevice, fd: int, content: Bytes
 ) -> None:
-    gpu.cufile_faults("cuFileRead=delay:1500000")
+    gpu.cufile_faults("cuFileRead=delay:4000000")
+    before = gpu.cufile_calls("cuFileRead")
     late, good = memory(BLOCK), memory(4 * BLOCK)
     hanging = engine.submit(Op.READ, plan(fd, [0], late, BLOCK))
+    until(lambda: gpu.cufile_calls("cuFileRead") > before)
     assert hanging.wait(0.05).errno.tolist() == [errno.ETIMEDOUT]
     assert not hanging.done
     move(engine, Op.READ, four(fd, good))
@@ -343,9 +346,10 @@ def test_a_wait_ends_by_its_deadline_while_a_call_hangs_and_others_go_on(
 def test_no_more_calls_are_in_flight_than_there_are_workers(
     gpu: ModuleType, engine: OnDevice, fd: int
 ) -> None:
-    gpu.cufile_faults("cuFileRead@1+1=delay:400000")
+    gpu.cufile_faults("cuFileRead@1+1=delay:3000000")
     before = gpu.cufile_calls("cuFileRead")
     transfer = engine.submit(Op.READ, plan(fd, [0] * 12, memory(12 * BLOCK), BLOCK))
+    until(lambda: gpu.cufile_calls("cuFileRead") - before >= 4)
     threading.Event().wait(0.1)
     assert gpu.cufile_calls("cuFileRead") - before == 4
     results = transfer.wait(0.0)  # what nobody has begun is not begun any more

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.own_process(CUDASIM_POISON=0xEE)
 
 KiB, MiB = 1 << 10, 1 << 20
 ARENA_BYTES = 16 * MiB
+BUDGETS = {"budget_bytes": 16 * MiB, "budget_s": 60.0}  # a busy machine may need that time
 
 
 class Rig:
@@ -40,7 +41,7 @@ class Rig:
         self.arena = DeviceArena(ARENA_BYTES, registrars=list(self.engines.values()))
 
     def measure(self, directory: FilePath, **limits: object) -> Measured:
-        given = {"sizes": (16 * KiB, 64 * KiB), "submitters": (1, 4), "budget_bytes": 16 * MiB, **limits}
+        given = {"sizes": (16 * KiB, 64 * KiB), "submitters": (1, 4), **BUDGETS, **limits}
         return measure_paths(self.engines, directory, self.arena.address, ARENA_BYTES, **given)  # type: ignore[arg-type]
 
     @property
@@ -82,7 +83,7 @@ def test_each_path_has_a_figure_for_each_cell(rig: Rig, tmp_path: FilePath) -> N
 
 
 def test_the_defaults_fit_into_their_own_budget(rig: Rig, tmp_path: FilePath) -> None:
-    found = measure_paths(rig.engines, tmp_path, rig.arena.address, ARENA_BYTES, budget_s=30.0)
+    found = measure_paths(rig.engines, tmp_path, rig.arena.address, ARENA_BYTES, budget_s=60.0)
     assert len(found.measurements) == 2 * len(Op) * len(SIZES) * len(SUBMITTERS)
 
 
@@ -94,7 +95,7 @@ def test_the_bytes_count_for_no_file_that_gets_the_same_descriptor(rig: Rig, tmp
 
 @pytest.mark.parametrize("budget_bytes", [2 * MiB, 8 * MiB, 20 * MiB])
 def test_no_more_bytes_are_moved_than_allowed(rig: Rig, tmp_path: FilePath, budget_bytes: int) -> None:
-    rig.measure(tmp_path, budget_bytes=budget_bytes, budget_s=30.0)
+    rig.measure(tmp_path, budget_bytes=budget_bytes)
     assert budget_bytes // 2 < rig.moved <= budget_bytes * 7 // 8  # the file took the rest
 
 
@@ -105,7 +106,7 @@ def test_the_paths_take_turns_and_each_round_begins_with_another(rig: Rig, tmp_p
     plan_bytes = 2 * MiB
     warm_up, two_rounds = 4 * plan_bytes, 8 * plan_bytes
     budget_bytes = (warm_up + two_rounds + MiB) * 8 // 7
-    rig.measure(tmp_path, sizes=[plan_bytes // 8], submitters=[8], budget_bytes=budget_bytes, budget_s=30.0)
+    rig.measure(tmp_path, sizes=[plan_bytes // 8], submitters=[8], budget_bytes=budget_bytes)
     direct, compat = Path.DIRECT, Path.COMPAT
     assert order[4:] == [compat, direct, compat, direct, direct, compat, direct, compat]
 
@@ -161,7 +162,7 @@ def test_a_path_that_fails_later_on_loses_the_figures_it_had(
     gpu: ModuleType, rig: Rig, tmp_path: FilePath
 ) -> None:
     gpu.cufile_faults("cuFileRead@40+1=short:0")
-    found = rig.measure(tmp_path, budget_s=30.0)
+    found = rig.measure(tmp_path)
     assert set(found.problems) == {Path.DIRECT}
     assert {each.path for each in found.measurements} == {Path.COMPAT}
 
@@ -170,7 +171,7 @@ def test_a_path_whose_bytes_went_another_way_has_no_figures(
     gpu: ModuleType, rig: Rig, tmp_path: FilePath
 ) -> None:
     gpu.cufile_faults("cuFileRead@40+1=errno:5")  # the detour then moves them
-    found = rig.measure(tmp_path, budget_s=30.0)
+    found = rig.measure(tmp_path)
     assert found.problems == {Path.DIRECT: "path direct: bytes of it went bounce"}
     found = measure_paths(
         {Path.DIRECT: rig.engines[Path.COMPAT]},
@@ -178,6 +179,7 @@ def test_a_path_whose_bytes_went_another_way_has_no_figures(
         rig.arena.address,
         ARENA_BYTES,
         budget_bytes=16 * MiB,
+        budget_s=60.0,
     )
     assert (found.measurements, found.problems) == ((), {Path.DIRECT: "path direct: bytes of it went compat"})
 
@@ -195,15 +197,15 @@ def test_a_path_that_refuses_the_file_is_a_problem_of_that_path(rig: Rig, tmp_pa
 def test_a_path_that_hangs_is_given_up_and_the_memory_is_not_called_free(
     gpu: ModuleType, rig: Rig, tmp_path: FilePath
 ) -> None:
-    gpu.cufile_faults("cuFileRead@1=delay:1500000")
-    found = rig.measure(tmp_path, deadline_s=0.2)
+    gpu.cufile_faults("cuFileRead@1=delay:5000000")
+    found = rig.measure(tmp_path, deadline_s=1.0)
     assert found.measurements == ()
     assert set(found.problems) == set(rig.engines)
-    assert "did not end in 0.2 s" in found.problems[Path.DIRECT]
+    assert "did not end in 1 s" in found.problems[Path.DIRECT]
     assert found.under_way is not None
     assert not found.under_way.done
     assert left_in(tmp_path) == []
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not found.under_way.done and time.monotonic() < until:
         time.sleep(0.01)
     assert found.under_way.done

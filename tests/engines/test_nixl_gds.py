@@ -18,6 +18,7 @@ from gdsstore.engines.paths import Path
 from gdsstore.errors import ArgumentError, ConfigError, DeviceError, EngineError
 from gdsstore.memory.device_arena import DeviceArena
 from tests.cudasim.fixtures import need
+from tests.engines.bounce_rig import until
 from tests.engines.on_device import OnDevice
 from tests.engines.rig import BLOCK, TIMEOUT_S, Bytes, memory, move, open_file, plan, random_bytes, run
 
@@ -98,9 +99,11 @@ def test_memory_that_was_not_registered_does_not_take_its_neighbours_off_cufile(
 def test_a_wait_ends_by_its_deadline_while_cufile_hangs_and_others_go_on(
     gpu: ModuleType, engine: OnDevice, fd: int, content: Bytes
 ) -> None:
-    gpu.cufile_faults("cuFileRead=delay:1500000")
+    gpu.cufile_faults("cuFileRead=delay:4000000")
+    before = gpu.cufile_calls("cuFileRead")
     late, good = memory(BLOCK), memory(BLOCK)
     hanging = engine.submit(Op.READ, plan(fd, [0], late, BLOCK))
+    until(lambda: gpu.cufile_calls("cuFileRead") > before)
     assert hanging.wait(0.05).errno.tolist() == [errno.ETIMEDOUT]
     assert not hanging.done
     move(engine, Op.READ, plan(fd, [BLOCK], good, BLOCK))

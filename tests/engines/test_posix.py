@@ -112,7 +112,8 @@ def test_a_wait_ends_by_its_deadline_while_the_kernel_hangs(engine: PosixEngine,
     ranges.address[:2] = [hanging.bytes.ctypes.data, hanging.bytes.ctypes.data + BLOCK]
     try:
         transfer = engine.submit(Op.READ, ranges)
-        results = transfer.wait(0.5)
+        hanging.touched(2)
+        results = transfer.wait(0.1)
         assert results.errno.tolist() == [errno.ETIMEDOUT] * 3
         assert not transfer.done
     finally:
@@ -136,6 +137,7 @@ def test_close_ends_by_its_deadline_and_says_that_calls_hang(
     hanging = HangingMemory(1)
     try:
         transfer = engine.submit(Op.READ, plan(fd, [0], hanging.bytes, BLOCK))
+        hanging.touched(1)
         behind = engine.submit(Op.READ, plan(fd, [BLOCK], memory(BLOCK), BLOCK))
         with caplog.at_level(logging.WARNING, "gdsstore.engines"):
             engine.close(0.5)

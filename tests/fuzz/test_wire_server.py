@@ -49,7 +49,7 @@ KINDS = (
     "?",
 )
 PATHS = ("host", "direct", "?")
-END_S = 4.0
+END_S = 20.0
 
 
 class Bound:

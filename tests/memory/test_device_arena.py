@@ -16,7 +16,7 @@ from gdsstore.memory.device_memory import GPU_PAGE_BYTES
 pytestmark = pytest.mark.own_process(CUDASIM_MEM_MB=64, CUDASIM_DEVICES=2)
 
 SLOT, MIB = 4096, 1 << 20
-SOON_S = 20.0
+SOON_S = 60.0
 
 
 class Registry:

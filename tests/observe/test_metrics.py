@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -229,19 +230,21 @@ def test_a_damaged_page_is_a_miss_for_its_checksum_and_absent_from_then_on(tmp_p
 
 def test_pages_of_a_call_that_was_never_begun_are_counted(tmp_path: Path) -> None:
     engine = FaultyEngine(PosixEngine(2), [Fault(FaultKind.HANG)], 0)
-    settings = {"workers": 1, "offload_budget_s": 0.2, "io_deadline_s": 10}
+    settings = {"workers": 1, "offload_budget_s": 2.5, "io_deadline_s": 20}
     with small_store(tmp_path / "s", own_engine=engine, **settings) as store:
         namespace = opaque(store, PAGE_BYTES)
         keys = make_keys(8)
         memory = np.zeros((8, PAGE_BYTES), np.uint8)
         first = namespace.save(keys[:1], memory[:1])
+        while not engine.injected["hang"] and not first.done():
+            time.sleep(0.001)
         second = namespace.save(keys[1:], memory[1:])
-        assert second.result(20).count(PageStatus.FAILED_DROPPED) == 7
+        assert second.result(60).count(PageStatus.FAILED_DROPPED) == 7
         found = scrape(store)
         assert value(found, "gdsstore_save_pages_total", result="dropped") == 7
         assert value(found, "gdsstore_calls_ended_total", **{"class": "offload", "outcome": "dropped"}) == 1
         engine.release_hangs()
-        first.result(20)
+        first.result(60)
 
 
 def test_a_registry_can_hold_it_beside_others_and_outlives_the_store(tmp_path: Path) -> None:

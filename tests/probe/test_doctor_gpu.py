@@ -34,11 +34,10 @@ def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small(simulated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, for a doctor in this process that moves little and tries only kvikio, whose hangs end soon."""
+    """The same, for a doctor in this process that moves little and tries only kvikio."""
     monkeypatch.setattr(module, "HOST_ENGINES", ())
     monkeypatch.setattr(module, "DEVICE_ENGINES", ("kvikio",))
     monkeypatch.setattr(device_trips, "TOTAL_BYTES", 4 * MiB)
-    monkeypatch.setattr(device_trips, "DEADLINE_S", 1.0)
     return simulated
 
 
@@ -147,10 +146,11 @@ def test_doctor_ends_whatever_hangs(
     call: str, said: str, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUFILESIM_FAULTS", f"{call}={ANY_DELAY}")
+    monkeypatch.setattr(device_trips, "DEADLINE_S", 4.0)
     if call == "cuFileDriverOpen":
         monkeypatch.setattr(cufile, "DRIVER_DEADLINE_S", 1.0)
     if "killed" in said:
-        monkeypatch.setattr(device_trips, "PROCESS_S", 8.0)
+        monkeypatch.setattr(device_trips, "PROCESS_S", 15.0)
     found = run_json("doctor", small, exit_code=1)
     (trip,) = found["round_trips"]
     assert trip["outcome"] == "failed"

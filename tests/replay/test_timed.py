@@ -26,7 +26,7 @@ from gdsstore.transfer.results import CallResult, PageStatus
 
 TRACE = Path(__file__).parent / "data" / "conversation_400.jsonl.gz"
 PAGE_BYTES = 16 * KiB
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def plan(

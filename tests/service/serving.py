@@ -18,7 +18,7 @@ from gdsstore.service.http_server import HttpServer, serve_http
 from gdsstore.service.node_totals import NodeTotals
 from gdsstore.service.status import StatusBoard
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @dataclass

@@ -8,7 +8,6 @@ import json
 import re
 import select
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -244,7 +243,7 @@ def test_no_answer_holds_the_token_or_the_environment(
 # --- the server ---
 
 
-def raw(url: str, request: bytes, wait_s: float = 10.0) -> bytes:
+def raw(url: str, request: bytes, wait_s: float = 60.0) -> bytes:
     """All that the server says to these bytes until it closes the connection."""
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=wait_s) as connection:
@@ -257,7 +256,7 @@ def raw(url: str, request: bytes, wait_s: float = 10.0) -> bytes:
 
 def test_the_server_answers_and_stops(store: Store) -> None:
     with serving(store) as (url, server):
-        answer = httpx.get(f"{url}/api/status", trust_env=False)
+        answer = httpx.get(f"{url}/api/status", trust_env=False, timeout=WAIT_S)
         assert json.loads(answer.content)["daemon"]["leases"] == 17
         assert "server" not in answer.headers
         server.stop()
@@ -274,7 +273,7 @@ def test_endless_headers_are_cut_off(store: Store) -> None:
     with serving(store) as (url, _):
         flood = b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X-A: " + b"a" * (64 << 10)
         assert raw(url, flood).startswith(b"HTTP/1.1 4")
-        assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
+        assert httpx.get(f"{url}/healthz", trust_env=False, timeout=WAIT_S).status_code == 200
 
 
 def test_two_host_headers_are_refused(store: Store) -> None:
@@ -290,11 +289,9 @@ def test_a_connection_on_which_no_request_comes_is_closed(
 ) -> None:
     monkeypatch.setattr(http_server, "IDLE_LOOK_S", 0.1)
     with serving(store) as (url, _):
-        began = time.monotonic()
         for half in (b"", b"GET / HTTP/1.1\r\nHost: loc"):
-            with contextlib.suppress(ConnectionResetError):
-                assert raw(url, half, wait_s=20.0) == b""
-        assert time.monotonic() - began < 15.0  # long before the client would have given up
+            with contextlib.suppress(ConnectionResetError):  # and no TimeoutError: the server was first
+                assert raw(url, half) == b""
 
 
 def test_connections_beyond_the_limit_are_closed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,5 +306,5 @@ def test_connections_beyond_the_limit_are_closed(store: Store, monkeypatch: pyte
         while len(poller.poll(100)) < 5:
             assert not deadline.passed
         opened.close()
-        while httpx.get(f"{url}/healthz", trust_env=False).status_code != 200:
+        while httpx.get(f"{url}/healthz", trust_env=False, timeout=WAIT_S).status_code != 200:
             assert not deadline.passed

@@ -15,12 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gdsstore.errors import DeadlineError
 from gdsstore.node import messages
+from gdsstore.node.client import NodeClient
 from gdsstore.node.errors import ProtocolError
 from gdsstore.node.reporting import report_of
 from gdsstore.node_link import NodeLink
 from gdsstore.observe.activity import BUCKETS, CALLS, MOST, Activity, Moved, Queue
-from gdsstore.service.node_totals import NodeTotals, Reporting
+from gdsstore.service.node_totals import MOST_RUNS, NodeTotals, Reporting
 from gdsstore.service.refused import RefusedError
 from gdsstore.service.reports import checked
 from tests.store.helpers import REPO, load, make_keys, opaque, save, small_store
@@ -37,6 +39,98 @@ def activity(nbytes: int, age_s: float = NEW, waiting: int = 0) -> Activity:
 
 def told(totals: NodeTotals, session: str, run: int, what: Activity, pid: int = 1) -> None:
     totals.take(session, Reporting(bytes([run]) * 16, pid, "server", what, [], 0.0))
+
+
+class Process:
+    """One that reports what it read, under an engine of its own, by which the sums can be told apart."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.run = number, number.to_bytes(16, "big")
+        self.read, self.again = 0, False
+        self.age_s = 0.0
+        self.key = ("host", f"e{number}", 0, "read", "load")
+        self.under_way: list[Reporting] = []
+
+    def reports(self, more: int) -> Reporting:
+        self.read += more
+        self.age_s += 1e-9  # younger than the daemon
+        moved = Moved({self.key: (self.read, 0)})
+        report = Reporting(self.run, 1, "server", Activity(moved, {}, self.age_s), [], 0.0, again=self.again)
+        self.again = True
+        return report
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.integers(0, 11),  # a process
+            st.sampled_from(["report", "late", "arrive", "leave"]),
+            st.integers(0, 1 << 40),
+        ),
+        max_size=60,
+    )
+)
+def test_no_report_is_added_twice_however_many_processes_come_and_go(
+    steps: list[tuple[int, str, int]],
+) -> None:
+    """Those that are connected are counted in full; of those that come back after they were forgotten, what came since."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gdsstore.service.node_totals.MOST_RUNS", 4)
+        totals, processes = NodeTotals(1), [Process(i) for i in range(12)]
+        counted: dict[int, int] = defaultdict(int)
+        whole: set[int] = set()  # connected without a break since their first report
+        for number, what, more in steps:
+            process = processes[number]
+            if what == "leave":
+                totals.leave(f"s{number}")
+                whole.discard(number)
+            elif what == "late":
+                process.under_way.append(process.reports(more))
+                whole.discard(number)
+            elif what == "arrive" and process.under_way:
+                totals.take(f"s{number}", process.under_way.pop(0))
+            elif what == "report":
+                if not process.again:
+                    whole.add(number)
+                totals.take(f"s{number}", process.reports(more))
+            io = totals.share().moved.io
+            for each in processes:
+                now = io.get(each.key, (0, 0))[0]
+                assert counted[each.number] <= now <= each.read
+                assert now == each.read or each.number not in whole
+                counted[each.number] = now
+            assert len(totals._last) <= max(4, len(totals.clients()))
+
+
+def test_a_process_that_is_there_is_never_forgotten_for_others_that_come_and_go() -> None:
+    totals = NodeTotals(1)
+    told(totals, "s", 1, activity(1000))
+    for number in range(2000):
+        run = Reporting((number + 1000).to_bytes(16, "big"), 2, "short", activity(4096), [], 0.0)
+        totals.take("other", run)
+        totals.leave("other")
+    told(totals, "s", 1, activity(1600))
+    assert summed(totals) == 1600 + 2000 * 4096
+
+
+def test_a_process_that_comes_back_after_it_was_forgotten_is_not_counted_again() -> None:
+    totals, process = NodeTotals(1), Process(1)
+    totals.take("s", process.reports(1000))
+    totals.leave("s")
+    for number in range(2000):
+        totals.take("other", Reporting((number + 1000).to_bytes(16, "big"), 2, "short", activity(0), [], 0.0))
+    totals.leave("other")
+    totals.take("s", process.reports(500))
+    assert summed(totals) == 1000, "nobody knows how much of the 1500 was told of before"
+    totals.take("s", process.reports(70))
+    assert summed(totals) == 1070
+
+
+def test_one_session_that_makes_up_processes_fills_no_memory() -> None:
+    totals = NodeTotals(1)
+    for number in range(3000):
+        totals.take("s", Reporting(number.to_bytes(16, "big"), 2, "x", activity(1), [], 0.0))
+    assert len(totals._last) <= MOST_RUNS
 
 
 def summed(totals: NodeTotals) -> int:
@@ -210,6 +304,7 @@ def test_a_report_that_is_wrong_anywhere_is_refused(place: tuple[Any, ...], junk
         {"times": [["wait", "load", 0, [0] * BUCKETS, 0.0]]},
         {"times": [["chunk", "read", 0, [0] * (BUCKETS - 1), 0.0]]},
         {"calls": [["load", 0, 0, 0.0, [0] * (len(CALLS) + 1)]]},
+        {"again": 7},
     ],
 )
 def test_a_report_of_what_no_store_has_is_refused(fields: dict[str, Any]) -> None:
@@ -223,6 +318,37 @@ def test_a_report_of_what_no_store_has_is_refused(fields: dict[str, Any]) -> Non
 def test_a_process_without_traffic_sends_little(tmp_path: Path) -> None:
     with small_store(tmp_path / "s", daemon="off") as store:
         assert len(messages.encode(report_of(os.urandom(16), store.activity()))) < 300
+
+
+def test_only_the_first_report_of_a_process_says_that_it_is_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever becomes of it: what was sent may have been taken."""
+    sent: list[bool] = []
+
+    class Daemon:
+        reports_sent = 0
+        view = None
+
+        def __init__(self) -> None:
+            self.reaches = True
+
+        def report(self, run: bytes, activity: Activity, again: bool, deadline: object) -> bool:
+            if self.reaches:
+                self.reports_sent += 1
+                sent.append(again)
+                raise DeadlineError("it hangs")
+            return False
+
+        def close(self) -> None: ...
+
+    client = NodeClient(tmp_path)
+    for reaches in (False, True, False, True):
+        daemon = Daemon()
+        daemon.reaches = reaches
+        client._connection = daemon  # type: ignore[assignment]
+        assert not client.report(activity(0))
+    assert sent == [False, True]
 
 
 def test_where_no_daemon_is_nothing_is_even_counted_up(tmp_path: Path) -> None:

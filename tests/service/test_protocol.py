@@ -316,7 +316,7 @@ def test_descriptors_that_nobody_asked_for_are_closed(tmp_path: Path) -> None:
     with impostor(tmp_path, serve):
         client = NodeClient(tmp_path)
         client.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # what other tests have left may go meanwhile
     os.close(fd)
 
 

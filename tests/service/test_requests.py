@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 from gdsstore.node.client import NodeClient
+from gdsstore.node.connection import Connection
 from gdsstore.node.errors import DaemonError
 from tests.service.conftest import Node
 from tests.service.daemons import answered, leased, leases, prefetched, soon, until
@@ -113,6 +116,29 @@ def test_the_status_tells_of_the_daemon_and_the_store(node: Node, client: NodeCl
     assert status["daemon"]["pid"] == node.daemon.pid
     assert status["daemon"]["clients"] >= 1
     assert status["store"]["uuid"] == node.store.uuid.hex()
+
+
+def test_who_only_looks_at_the_status_is_no_client(node: Node) -> None:
+    """`gdsstore top` beside a node that nobody uses shows none."""
+
+    def clients() -> tuple[int, int]:
+        now = time.monotonic()
+        until(
+            lambda: looking.status(soon())["clock_s"] > now
+        )  # one answer is for all who ask within a second
+        daemon = looking.status(soon())["daemon"]
+        return daemon["clients"], daemon["clients_in_all"]
+
+    with closing(Connection.open(node.directory, b"", soon(), memory=False)) as looking:
+        until(lambda: clients()[0] == 0)  # the end of others may be noticed late
+        before = clients()[1]
+        with closing(Connection.open(node.directory, b"", soon(), memory=False)) as asking:
+            assert clients() == (0, before)
+            answered(lambda: asking.lookup(node.namespace.digest, node.keys, soon()))
+            assert clients() == (1, before + 1)
+        with closing(Connection.open(node.directory, b"", soon())):
+            until(lambda: clients() == (1, before + 2))
+        until(lambda: clients() == (0, before + 2))
 
 
 def test_a_client_of_another_store_is_refused_and_goes_on(node: Node) -> None:

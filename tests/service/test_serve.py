@@ -21,8 +21,9 @@ from tests.store.helpers import REPO, flip, locate, opaque, segments, small_stor
 TOKEN = "a-token-of-enough-letters"
 
 
-def get(url: str, token: str | None = None) -> int:
+def get(url: str, token: str | None = None, host: str | None = None) -> int:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    headers |= {} if host is None else {"Host": host}
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
             return int(answer.status)
@@ -55,6 +56,29 @@ def test_it_answers_http_on_the_port_that_it_names(node: Node) -> None:
     assert get(url(node.daemon) + "healthz") == 200
     assert get(url(node.daemon) + "readyz") == 200
     assert get(url(node.daemon) + "api/status") == 200
+
+
+def test_names_are_answered_where_they_were_given(node: Node, closed: Path, tmp_path: Path) -> None:
+    names = ["gdsstore.monitoring.svc", "Node-7_a"]
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    options = [*(word for name in names for word in ("--allow-host", name)), "--token-file", str(token)]
+    with serving(closed, "--http", "127.0.0.1:0", *options) as daemon:
+        asked = url(daemon) + "api/status"
+        for host in (names[0], f"{names[0]}:9470", "node-7_A", "localhost", "127.0.0.1"):
+            assert get(asked, TOKEN, host) == 200
+            assert get(asked, None, host) == 401, "a name is no token"
+        for host in ("monitoring.svc", "evil.example", f"{names[0]}.evil.example"):
+            assert get(asked, TOKEN, host) == 421
+    assert get(url(node.daemon) + "api/status", host=names[0]) == 421
+
+
+@pytest.mark.parametrize(
+    "name", ["", "node7:9470", "*", "http://node7", "node 7", ".", "n" * 300, "-", "näme"]
+)
+def test_a_host_that_is_no_name_is_refused(closed: Path, name: str) -> None:
+    assert "the name of a host" in refused(closed, f"--allow-host={name}")
 
 
 def test_a_token_is_asked_for_where_there_is_one(closed: Path, tmp_path: Path) -> None:

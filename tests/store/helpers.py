@@ -23,7 +23,7 @@ from gdsstore.engines.base import Engine
 
 MiB = 1 << 20
 REPO = Path(__file__).parents[2]
-WAIT_S = 60.0  # for futures: a bug must not hang the tests
+WAIT_S = 120.0  # for futures: a bug must not hang the tests
 
 U8 = npt.NDArray[np.uint8]
 
@@ -43,7 +43,7 @@ def small_config(**settings: Any) -> Config:
         "catalog_map_bytes": "64MiB",
         "grace_s": 0,
         "drive_breaker": "off",
-        "io_deadline_s": 20,
+        "io_deadline_s": 60,  # what hangs has a deadline of its own; a busy machine may need a while for a first save
         "maintain_interval_s": 3600,
     }
     return Config(**{**defaults, **settings})
@@ -141,7 +141,7 @@ def forget_catalog(path: Path) -> None:
         (path / "catalog" / name).unlink(missing_ok=True)
 
 
-def python(code: str, *arguments: object, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def python(code: str, *arguments: object, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, with these helpers imported. Its output comes back; a crash shows as a negative code."""
     return subprocess.run(
         _command(code, arguments), capture_output=True, text=True, timeout=timeout_s, cwd=REPO, check=False

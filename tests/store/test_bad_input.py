@@ -45,6 +45,9 @@ def zeros(*shape: int, dtype: Any = np.uint8) -> np.ndarray:
     return np.zeros(shape, dtype)
 
 
+ONE_PAGE = zeros(PAGE)
+
+
 BAD_PAGES = {
     "too few pages": zeros(2, PAGE),
     "too many pages": zeros(4, PAGE),
@@ -105,8 +108,18 @@ def read_only() -> np.ndarray:
         np.broadcast_to(zeros(1, PAGE), (3, PAGE)),
         torch.zeros(1, PAGE, dtype=torch.uint8).expand(3, PAGE),
         np.lib.stride_tricks.as_strided(zeros(PAGE + 8), (3, PAGE), (4, 1)),
+        [zeros(PAGE), *[zeros(PAGE)] * 2],
+        Pieces(np.full(3, ONE_PAGE.ctypes.data), PAGE),
     ],
-    ids=["read-only", "one read-only", "broadcast", "expanded tensor", "overlapping"],
+    ids=[
+        "read-only",
+        "one read-only",
+        "broadcast",
+        "expanded tensor",
+        "overlapping",
+        "twice",
+        "pieces twice",
+    ],
 )
 def test_memory_that_cannot_take_pages_is_refused_for_loads_and_fine_for_saves(
     memory: Any, namespace: BoundNamespace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -93,8 +94,13 @@ def test_a_buffer_that_the_drive_may_still_write_is_not_deregistered(
         pages, keys, memory = bind(store, PageLayout.opaque(LARGE)), make_keys(2), Aligned(gpu, 2)
         assert pages.save(keys, truth(keys, LARGE)).result(WAIT_S).all_ok
         registration = store.register(memory.buffer)
-        gpu.cufile_faults("cuFileRead@1+1=delay:1500000")
-        result = pages.load(keys, memory.pages(0, 1), deadline_s=0.2).result(WAIT_S)
+        before, end = gpu.cufile_calls("cuFileRead"), time.monotonic() + WAIT_S
+        gpu.cufile_faults("cuFileRead@1+1=delay:4000000")
+        while True:
+            result = pages.load(keys, memory.pages(0, 1), deadline_s=0.2).result(WAIT_S)
+            if gpu.cufile_calls("cuFileRead") > before:  # on a busy machine its time may be over before
+                break
+            assert time.monotonic() < end
         assert result.memory_in_use
         with pytest.raises(EngineError, match="hangs"):
             registration.close()
@@ -123,7 +129,7 @@ def test_a_file_that_the_device_refuses_is_closed_and_costs_no_room_on_its_volum
         for _ in range(3):
             result = pages.load(keys, cache.pages(range(COUNT))).result(WAIT_S)
             assert result.count(PageStatus.MISS_SEGMENT) == COUNT
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.usefixtures("kvikio")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ from gdsstore.errors import DeviceError
 from gdsstore.memory.cuda import CudaDevice
 from gdsstore.memory.streams import Stream
 from gdsstore.transfer.scatter import Records
+from tests.engines.bounce_rig import held
 from tests.store.device_helpers import COUNT, LAYOUTS, WAIT_S, Cache, bind, let_go
 from tests.store.helpers import make_keys, small_store, truth
 
@@ -53,9 +55,14 @@ def test_a_save_that_gives_up_says_that_the_device_still_reads_its_pages(
     store = device_store(path="direct")
     pages, cache = bind(store, LAYOUT), Cache(gpu, LAYOUT, COUNT)
     assert pages.save(make_keys(1, "first"), cache.pages([0])).result(WAIT_S).all_ok  # makes a segment
-    result = pages.save(make_keys(COUNT), cache.pages(range(COUNT)), deadline_s=0.1).result(WAIT_S)
-    assert result.count(PageStatus.FAILED_DEADLINE) == COUNT
-    assert result.memory_in_use
+    end = time.monotonic() + WAIT_S
+    with held(gpu, store.device_moving(0)._kernels._stream.handle):
+        while True:
+            result = pages.save(make_keys(COUNT), cache.pages(range(COUNT)), deadline_s=0.1).result(WAIT_S)
+            assert result.count(PageStatus.FAILED_DEADLINE) == COUNT
+            if result.memory_in_use:  # on a busy machine its time may be over before it gets there
+                break
+            assert time.monotonic() < end
     assert let_go(result)
 
 
@@ -142,11 +149,16 @@ def test_a_slow_stream_of_the_callers_is_no_fault_of_the_drive(
     cache = Cache(gpu, ONE_PIECE, 4)
     seconds: list[float] = []
     monkeypatch.setattr(store.health[Op.WRITE][0], "record", lambda **told: seconds.append(told["seconds"]))
-    for _ in range(200):  # 0.8 s
-        theirs.zero(cache.buffers[0].ptr, 64)
-    memory = cache.pages(range(4), streams=(theirs.handle,))
-    assert bind(store, ONE_PIECE).save(make_keys(4), memory).result(WAIT_S).all_ok
-    assert 0 < min(seconds) <= max(seconds) < 0.7
+    for number in range(10):  # one of them has a processor whenever it wants one
+        seconds.clear()
+        for _ in range(200):  # 0.8 s
+            theirs.zero(cache.buffers[0].ptr, 64)
+        memory = cache.pages(range(4), streams=(theirs.handle,))
+        assert bind(store, ONE_PIECE).save(make_keys(4, number), memory).result(WAIT_S).all_ok
+        assert min(seconds) > 0
+        if max(seconds) < 0.7:
+            break
+    assert max(seconds) < 0.7
 
 
 @pytest.mark.usefixtures("kvikio")

@@ -79,7 +79,7 @@ def test_saves_fail_and_loads_go_on_until_there_is_room_again(
     tmp_path: Path, filesystem: str, left: int
 ) -> None:
     with FILESYSTEMS[filesystem](tmp_path, MEBIBYTES) as root:
-        assert succeeded(python(FILLS_UP, root, "posix", left, timeout_s=120)) == "done"
+        assert succeeded(python(FILLS_UP, root, "posix", left)) == "done"
 
 
 RECYCLES = """
@@ -106,7 +106,7 @@ def test_pages_that_nobody_was_promised_make_room_on_a_full_drive(tmp_path: Path
 
 def test_the_same_with_the_engine_that_is_used_by_default(tmp_path: Path) -> None:
     with small_ext4(tmp_path, MEBIBYTES) as root:
-        assert succeeded(python(FILLS_UP, root, "auto", 0, timeout_s=120)) == "done"
+        assert succeeded(python(FILLS_UP, root, "auto", 0)) == "done"
 
 
 OPENS = """

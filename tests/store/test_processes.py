@@ -121,7 +121,7 @@ def test_ranks_that_open_a_new_store_at_the_same_time_share_one(tmp_path: Path) 
 # --- fork ---
 
 
-def in_child(work: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def in_child(work: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Run `work` in a forked child; it must be true, and in time."""
     pid = os.fork()
     if pid == 0:

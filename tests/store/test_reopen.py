@@ -259,7 +259,7 @@ def test_a_failed_open_leaves_nothing_open(closed: Path) -> None:
         with pytest.raises(StoreDamagedError):
             small_store(closed)
     (closed / "store.json").write_bytes(content)
-    assert set(os.listdir("/proc/self/fd")) == descriptors
+    assert set(os.listdir("/proc/self/fd")) <= descriptors  # what other tests have left may go meanwhile
     with small_store(closed) as store:
         assert check(opaque(store), KEYS).all_ok
 
@@ -270,12 +270,12 @@ def test_a_closed_store_leaves_nothing_open(closed: Path) -> None:
             assert check(opaque(store), KEYS).all_ok
             assert save(opaque(store), make_keys(3, time.time_ns())).all_ok
 
-    def descriptors() -> list[str]:
+    def descriptors() -> set[str]:
         gc.collect()  # a mapping of the heat file goes with the last array of it
-        return sorted(os.listdir("/proc/self/fd"))
+        return set(os.listdir("/proc/self/fd"))
 
     use()  # what is loaded once a process
     before = descriptors()
     for _ in range(3):
         use()
-    assert descriptors() == before
+    assert descriptors() <= before

@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gdsstore import ConfigError, MissingExtraError, PageLayout, PageStatus, Pieces, Store
+from gdsstore import (
+    ConfigError,
+    MissingExtraError,
+    PageLayout,
+    PageStatus,
+    Pieces,
+    Store,
+    remote_borrowed,
+    remote_pages,
+)
 from gdsstore.node_link import SOCKET_NAME, NodeLink
 from tests.store.helpers import (
     WAIT_S,
@@ -322,3 +331,91 @@ def test_a_client_that_is_ready_after_the_store_was_closed_is_let_go(
     while not tier.closed and time.monotonic() < end:
         time.sleep(0.001)
     assert tier.closed
+
+
+# --- large calls ---
+
+
+@pytest.fixture
+def batches(tier: ForgedTier, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many keys each request for a lease has; of a daemon that is asked for 16 at a time."""
+    asked: list[int] = []
+    lease = tier.lease
+
+    def counted(namespace: bytes, keys: Any, deadline: Any) -> Any:
+        asked.append(len(keys))
+        return lease(namespace, keys, deadline)
+
+    monkeypatch.setattr(remote_borrowed, "BATCH_KEYS", 16)
+    monkeypatch.setattr(remote_pages, "BATCH_KEYS", 16)
+    monkeypatch.setattr(tier, "lease", counted)
+    return asked
+
+
+def test_the_daemon_is_asked_for_a_batch_after_the_other(
+    store: Store, tier: ForgedTier, batches: list[int]
+) -> None:
+    assert save(opaque(store), KEYS).all_ok
+    tier.put(KEYS[10:], truth(KEYS[10:], 8192))
+    assert check(opaque(store), KEYS).all_ok
+    assert batches == [16, 16, 16, 12]
+    assert count(store, "pages_loaded_from_shared") == 50
+
+
+@pytest.mark.parametrize("stops", ["answer", "memory", "time"])
+def test_what_a_daemon_answered_before_it_was_of_no_more_use_is_used(
+    store: Store, tier: ForgedTier, batches: list[int], monkeypatch: pytest.MonkeyPatch, stops: str
+) -> None:
+    assert save(opaque(store), KEYS).all_ok
+    tier.put(KEYS, truth(KEYS, 8192))
+    lease = tier.lease
+
+    def limited(namespace: bytes, keys: Any, deadline: Any) -> Any:
+        if len(batches) == 2 and stops != "time":
+            tier.there, tier.claims = stops != "answer", 4096 if stops == "memory" else None
+        found = lease(namespace, keys, deadline)
+        while len(batches) == 2 and stops == "time" and not deadline.passed:
+            time.sleep(0.01)
+        return found
+
+    monkeypatch.setattr(tier, "lease", limited)
+    assert check(opaque(store), KEYS).all_ok
+    assert count(store, "pages_loaded_from_shared") == 32
+    assert len(batches) == (2 if stops == "time" else 3)
+
+
+def test_a_request_that_fails_leaves_no_record_leased(
+    store: Store, tier: ForgedTier, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = tier.lease
+
+    def broken(*given: Any) -> Any:
+        if len(batches) == 2:
+            raise MemoryError
+        return lease(*given)
+
+    monkeypatch.setattr(tier, "lease", broken)
+    assert save(opaque(store), KEYS).all_ok
+    tier.put(KEYS, truth(KEYS, 8192))
+    with pytest.raises(MemoryError):
+        load(opaque(store), KEYS)
+    assert tier.leases == 0
+
+
+@pytest.mark.parametrize("taken", [0, 2, 4])
+def test_prefetches_are_asked_for_in_batches_too(
+    store: Store, tier: ForgedTier, batches: list[int], monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    prefetch = tier.prefetch
+
+    def limited(*given: Any) -> bool:
+        tier.there = len(tier.prefetched) < taken
+        return prefetch(*given)
+
+    monkeypatch.setattr(tier, "prefetch", limited)
+    assert opaque(store).prefetch(KEYS).wait(WAIT_S)
+    asked = [len(keys) // 32 for _, keys, _ in tier.prefetched]
+    assert asked == [16, 16, 16, 12][: taken + 1]
+    assert b"".join(keys for _, keys, _ in tier.prefetched) == KEYS.tobytes()[: 32 * sum(asked)]
+    assert count(store, "shared_prefetch_asked") == sum([16, 16, 16, 12][:taken])
+    assert count(store, "shared_prefetch_refused") == 60 - sum([16, 16, 16, 12][:taken])

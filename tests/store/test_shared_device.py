@@ -43,6 +43,40 @@ def test_pages_reach_the_gpu_without_the_drive_and_wrong_ones_do_not(
     assert tier.leases == 0
 
 
+@pytest.mark.parametrize("name", sorted(LAYOUTS))
+def test_layers_reach_the_gpu_without_the_drive_and_wrong_ones_do_not(
+    device_store: Callable[..., Store], gpu: ModuleType, name: str
+) -> None:
+    layout = LAYOUTS[name]
+    store, tier = device_store(path="bounce"), ForgedTier(layout.record_bytes)
+    link(store, tier)
+    pages, want = bind(store, layout), truth(KEYS, layout.page_bytes)
+    assert pages.save(KEYS, want).result(WAIT_S).all_ok
+    there = want.copy()
+    there[3, -1] ^= 1
+    tier.put(KEYS[:8], there[:8])
+    cache = Cache(gpu, layout, COUNT)
+    told: list[tuple[int, int]] = []
+
+    def on_layers(first: int, last: int, ok: Any) -> None:
+        gpu.use(0)
+        now = cache.get(range(COUNT))
+        for offset, length in layout.slices(first, last):
+            part = slice(offset, offset + length)
+            assert (now[ok, part] == want[ok, part]).all()
+        told.append((last, int(ok.sum())))
+
+    assert pages.load_layers(KEYS, cache.pages(range(COUNT)), on_layers).result(WAIT_S).all_ok
+    assert (cache.get(range(COUNT)) == want).all()
+    assert told[-1] == (layout.layers, COUNT)
+    assert all(count == COUNT for _, count in told)
+    stats = store.stats()
+    assert stats["pages_loaded_from_shared"] == 7
+    assert stats["shared_pages_refused"] == 1
+    assert stats["drive_bytes_read"] == (COUNT - 7) * layout.record_bytes
+    assert tier.leases == 0
+
+
 def test_what_changes_on_its_way_to_the_gpu_is_found_out(
     device_store: Callable[..., Store], gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,8 +99,9 @@ def test_what_changes_on_its_way_to_the_gpu_is_found_out(
     assert store.stats()["shared_pages_refused"] == COUNT // 3
 
 
+@pytest.mark.parametrize("how", ["load", "load_layers"])
 def test_a_copy_that_is_late_keeps_its_records_until_it_has_ended(
-    device_store: Callable[..., Store], gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+    device_store: Callable[..., Store], gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     layout = LAYOUTS["mha"]
     store, tier = device_store(path="bounce"), ForgedTier(layout.record_bytes)
@@ -78,14 +113,30 @@ def test_a_copy_that_is_late_keeps_its_records_until_it_has_ended(
     class Late:
         done = False
 
-    late = Late()
-    with monkeypatch.context() as patch:
-        patch.setattr("gdsstore.transfer.mover.Mover.bring", lambda *given: late)
-        result = pages.load(KEYS, Cache(gpu, layout, COUNT).pages(range(COUNT))).result(WAIT_S)
-    assert not result.ok.any()
-    assert result.memory_in_use
+    late = [Late(), Late()]
+    for number, each in enumerate(late):
+        cache = Cache(gpu, layout, COUNT)
+        told: list[tuple[int, bool]] = []
+
+        def on_layers(first: int, last: int, ok: Any, told: list[tuple[int, bool]] = told) -> None:
+            told.append((last, bool(ok.any())))
+
+        with monkeypatch.context() as patch:
+            patch.setattr("gdsstore.transfer.mover.Mover.bring", lambda *given, each=each: each)
+            result = (
+                pages.load(KEYS, cache.pages(range(COUNT)))
+                if how == "load"
+                else pages.load_layers(KEYS, cache.pages(range(COUNT)), on_layers)
+            ).result(WAIT_S)
+        assert not result.ok.any()
+        assert result.memory_in_use
+        assert tier.leases == number + 1
+        assert told == [] if how == "load" else [(layout.layers, False)]
+    late[1].done = True
+    memory = np.zeros((COUNT, layout.page_bytes), np.uint8)
+    assert pages.load(KEYS, memory).result(WAIT_S).all_ok
     assert tier.leases == 1
-    late.done = True
+    late[0].done = True
     memory = np.zeros((COUNT, layout.page_bytes), np.uint8)
     assert pages.load(KEYS, memory).result(WAIT_S).all_ok
     assert tier.leases == 0

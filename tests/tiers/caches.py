@@ -21,13 +21,14 @@ from gdsstore.waiting import Deadline
 
 BLOCK = 4096
 REGION = 4 * BLOCK
-SOON_S = 20.0  # for what must happen; a test that waits this long has failed
+SOON_S = 60.0  # for what must happen; a test that waits this long has failed
 ONE, TWO = b"1" * 16, b"2" * 16  # namespace digests
 
 
 @dataclass
 class Result:
     ok: npt.NDArray[np.bool_]
+    damaged: npt.NDArray[np.bool_]
     in_use: bool = False
 
     @property
@@ -42,6 +43,7 @@ class Drive:
     pages: dict[tuple[bytes, bytes], bytes] = field(default_factory=dict)
     calls: list[list[bytes]] = field(default_factory=list)  # the keys of each
     refuses: int = 0
+    may_be_damaged: bool = False
     hangs: bool = False  # what fails is still in use afterwards
     results: list[Result] = field(default_factory=list)
     gate: threading.Event | None = None  # writes wait for it
@@ -54,11 +56,12 @@ class Drive:
         if self.gate is not None:
             self.gate.wait(deadline.left_s)
         sums = record_sums(records.address, records.record_bytes)
-        assert (sums == records.raw).all(), "the bytes of a dirty record changed"
+        damaged = sums != records.raw
+        assert self.may_be_damaged or not damaged.any(), "the bytes of a dirty record changed"
         with self.lock:
             keys = [key.tobytes() for key in records.keys]
             self.calls.append(keys)
-            result = Result(np.ones(len(keys), np.bool_))
+            result = Result(~damaged, damaged)
             refused = min(self.refuses, len(keys))
             if self.gate is not None and not self.gate.is_set():
                 refused = len(keys)

@@ -22,6 +22,7 @@ from tests.tiers.caches import (
     SOON_S,
     TWO,
     Drive,
+    bytes_at,
     check_books,
     keys_of,
     page_of,
@@ -30,6 +31,7 @@ from tests.tiers.caches import (
     put,
     small_cache,
     soon,
+    write_at,
 )
 
 DIRTY, TRIAL = Standing.DIRTY, Standing.TRIAL
@@ -107,6 +109,29 @@ def test_a_record_that_cannot_be_written_is_tried_again_and_then_counted_as_lost
     assert (stats.dirty_lost, stats.dirty_records) == (4, 12)  # those whose room was needed twice
     assert "4 dirty records were lost" in caplog.text
     assert len(present(namespace, *range(16))) == 12  # nobody may believe that the others are safe
+
+
+def test_a_record_that_changed_before_it_was_written_makes_room_and_is_gone(
+    cache: HostCache, drive: Drive, caplog: pytest.LogCaptureFixture
+) -> None:
+    namespace = cache.namespace(ONE, BLOCK)
+    put(namespace, *range(16), standing=DIRTY)
+    drive.may_be_damaged = True
+    with namespace.get(keys_of(1, 2)) as hold:
+        for address in hold.address.tolist():
+            write_at(address, b"!")
+        with caplog.at_level(logging.ERROR):
+            assert cache.flush(SOON_S) == 0
+        check_books(cache)
+        assert present(namespace, *range(16)) == [0, *range(3, 16)]
+        assert bytes_at(int(hold.address[0]), 1) == b"!", "who reads it keeps what it had"
+    stats = cache.stats()
+    assert (stats.damaged, stats.written_back, stats.dirty_lost, stats.write_failures) == (2, 14, 0, 0)
+    assert "2 records" in caplog.text
+    assert put(namespace, 1, 2) == [Room.GRANTED] * 2
+    assert (ONE, keys_of(1).tobytes()) not in drive.pages
+    check_books(cache)
+    assert cache.stats().pins == 0
 
 
 def test_a_record_that_failed_is_not_the_first_to_be_tried_again(

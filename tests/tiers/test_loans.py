@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdsstore.tiers.holds import Loan
+from gdsstore.tiers.host import HostCache
 from gdsstore.tiers.policy import Standing
 from gdsstore.tiers.rows import Origin, Room
 from tests.tiers.caches import (
@@ -103,6 +104,67 @@ def test_part_of_a_loan_can_be_given_back_at_once() -> None:
     assert bytes_at(cache._core.address + int(loan.offset[2]), BLOCK) == page_of(2)
     loan.release()
     assert cache.stats().pins == 0
+
+
+def counted(cache: HostCache) -> tuple[int, int, int, int]:
+    stats = cache.stats()
+    return stats.hits, stats.misses, stats.lent, stats.not_lent
+
+
+def test_a_record_that_is_not_lent_in_the_end_is_no_hit() -> None:
+    cache = small_cache(Drive(), regions=1)
+    namespace = cache.namespace(ONE, BLOCK)
+    with namespace.reserve(keys_of(1, 2, 3, 4), Origin.PREFETCH, soon()) as reservation:
+        reservation.commit(np.ones(4, np.bool_), np.zeros(4, np.uint64))
+    loan = namespace.lend(keys_of(1, 9, 2, 3), "a", 2 * BLOCK, PLENTY)
+    loan.keep(np.array([False, True, True, True]))
+    assert counted(cache) == (1, 2, 1, 1)
+    loan.release()
+    assert counted(cache) == (1, 2, 1, 1)
+    put(namespace, 11, 12, 13, 14)
+    assert cache.stats().unused_prefetch == 3, "what was given back at once was of no use to anybody"
+
+
+def test_a_loan_that_comes_to_nothing_counts_nothing() -> None:
+    cache = small_cache(Drive())
+    namespace = cache.namespace(ONE, BLOCK)
+    put(namespace, 1, 2)
+    namespace.lend(keys_of(1, 2), "a", PLENTY, PLENTY).release()
+    assert counted(cache) == (0, 0, 0, 0)
+
+
+@given(
+    asked=st.lists(
+        st.tuples(st.lists(st.integers(0, 12), min_size=1, max_size=8), st.integers(0, 255), st.booleans()),
+        max_size=8,
+    ),
+    standing=st.sampled_from([Standing.CLEAN, Standing.DIRTY]),
+)
+def test_every_key_that_is_asked_for_is_lent_or_not_or_missed(
+    asked: list[tuple[list[int], int, bool]], standing: Standing
+) -> None:
+    cache = small_cache(Drive(), regions=2)
+    namespace = cache.namespace(ONE, BLOCK)
+    put(namespace, 1, 2, 3, 4, 5)
+    put(namespace, 6, 7, standing=standing)
+    keys = lent = 0
+    loans = []
+    for numbers, bits, stays in asked:
+        loan = namespace.lend(keys_of(*numbers), "a", 6 * BLOCK, REGION)
+        loan.keep(np.array([bool(bits >> i & 1) for i in range(len(numbers))]))
+        keys, lent = keys + len(numbers), lent + int(loan.found.sum())
+        hits, misses, given_out, not_lent = counted(cache)
+        assert hits == given_out == lent
+        assert hits + misses + not_lent == keys
+        check_books(cache)
+        if stays:
+            loans.append(loan)
+        else:
+            loan.release()
+    for loan in loans:
+        loan.release()
+    assert cache.stats().pins == 0
+    assert cache.close(SOON_S)
 
 
 def test_a_loan_ends_once_whoever_gives_it_back() -> None:

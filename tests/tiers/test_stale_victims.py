@@ -23,7 +23,7 @@ from tests.tiers.caches import (
     write_at,
 )
 
-SOON_S = 20.0
+SOON_S = 60.0
 
 
 def test_a_row_that_was_given_to_another_key_meanwhile_is_not_written() -> None:

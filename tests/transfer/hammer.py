@@ -52,6 +52,7 @@ ACTIONS = [
 ]
 ROUND_S = 5.0  # after which the store is opened with the next write policy
 CLOSE_S = 20.0
+PATIENCE_S = 100.0
 FAULTS = (
     Fault(FaultKind.HANG, probability=0.05, limit=2),  # so that there are some in each round
     *parse_faults("errno:0.03,short:0.03,corrupt:0.02,misdirect:0.02,delay:0.03:0.01,hang:0.004"),
@@ -81,6 +82,16 @@ class Found:
     wrong: int = 0
     errors: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+
+    @property
+    def is_much(self) -> bool:
+        """Whether everything has happened that may go wrong."""
+        kinds = {fault.kind.value for fault in FAULTS if self.injected[fault.kind.value]}
+        return (
+            self.reclaimed > 0
+            and kinds == {fault.kind.value for fault in FAULTS}
+            and self.outcomes["LOADED"] > 100
+        )
 
 
 @dataclass
@@ -266,7 +277,12 @@ class Hammer:
             self._left("closing took too long")
 
     def _look_around(self) -> None:
-        names = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
+        names: list[str] = []
+        for _ in range(int(CLOSE_S / 0.01)):  # one that has been told to end may need a processor for that
+            names = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
+            if not names:
+                break
+            time.sleep(0.01)
         if names:
             self._left(f"threads: {names}")
         files = [target for target in map(_target, os.listdir("/proc/self/fd")) if ".seg" in target]
@@ -314,9 +330,13 @@ PROMPT_KEYS = [make_keys(PAGES, f"prompt {i}") for i in range(PROMPTS)]
 
 
 def hammer(path: Path, seconds: float, seed: int) -> Found:
+    """For so many seconds, and on a slow machine for longer: until there was something to find."""
     found = Found()
     rounds = max(len(WritePolicy), round(seconds / ROUND_S))
-    for number, policy in zip(range(rounds), itertools.cycle(WritePolicy)):
+    end = time.monotonic() + seconds + PATIENCE_S
+    for number, policy in zip(itertools.count(), itertools.cycle(WritePolicy)):
+        if number >= rounds and (found.is_much or time.monotonic() > end):
+            break
         Hammer(path, policy, seed + 1000 * number, found).run(seconds / rounds)
     return found
 

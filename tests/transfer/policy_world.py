@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TypeVar
 
 from gdsstore.engines.base import Op
+from gdsstore.transfer.caps import LearnedCaps
 from gdsstore.transfer.policy import TransferPolicy
 from gdsstore.transfer.policy_terms import (
     Ask,
@@ -42,13 +43,30 @@ class Choices:
         return self._data[self._at - 1] % limit if self._at <= len(self._data) else 0
 
 
+class DrawnCaps(LearnedCaps):
+    """Learns whatever comes up, each time that a chunk has ended."""
+
+    def __init__(self, choices: Choices, caps: list[dict[Op, Caps]]) -> None:
+        super().__init__(VOLUMES, 1, 8, lambda volume, op: True)
+        self._choices, self._caps = choices, caps
+
+    def nbytes(self, volume: int, op: Op) -> int:
+        return self._caps[volume][op].nbytes
+
+    def ended(self, volume: int, op: Op, nbytes: int, now: float) -> None:
+        super().ended(volume, op, nbytes, now)
+        caps = self._caps[volume]
+        caps[op] = caps[op]._replace(nbytes=2 + self._choices.below(12))
+
+
 class World:
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
         self.now = 100.0
-        self.caps = [Caps(8, 3)] * VOLUMES
+        self.caps = [dict.fromkeys(Op, Caps(8, 3)) for _ in range(VOLUMES)]
         self.limits = Limits(2 + choices.below(3), queued=4, offload_budget_s=4.0, turn=2)
-        self.policy = TransferPolicy(self.limits, self.caps)
+        learned = DrawnCaps(choices, self.caps) if choices.below(2) else None
+        self.policy = TransferPolicy(self.limits, [Caps(8, 3)] * VOLUMES, learned)
         self.requests: dict[Request, State] = {}  # that have not ended, and the state last seen
         self.over: list[Request] = []
         self.turned_away = 0
@@ -110,6 +128,7 @@ class World:
         if self.choices.below(4) == 0 and ask.state is AskState.GRANTED:
             self.policy.late(ask, self.now)
         else:
+            ask.moved = self.choices.below(4) > 0
             self.policy.done(ask, self.now)
             self.policy.done(ask, self.now)  # idempotent
 
@@ -133,7 +152,7 @@ class World:
             self.choices.below(VOLUMES),
             Caps(2 + self.choices.below(12), 1 + self.choices.below(5)),
         )
-        self.caps[volume] = caps
+        self.caps[volume].update(dict.fromkeys(Op, caps))
         self.policy.set_caps(volume, caps, self.now)
 
     def end_all(self) -> None:
@@ -242,10 +261,21 @@ class World:
                 )
                 assert self.patience[ask] >= 0, "it starves"
         for volume in {volume for ask in new for volume in ask.units}:
-            live = [a.units[volume] for a in self.asks if a.state is AskState.GRANTED and volume in a.units]
+            live = [a.units[volume] for a in self.asks if self._flies(a, volume)]
             late = [a.units[volume] for a in self.asks if a.state is AskState.LATE and volume in a.units]
+            caps = self.caps[volume]
             if len(live) > 1:
-                assert sum(cost.nbytes for cost in live + late) <= self.caps[volume].nbytes
-                assert sum(cost.ops for cost in live + late) <= self.caps[volume].ops
+                assert sum(cost.nbytes for cost in live + late) <= max(each.nbytes for each in caps.values())
+                assert sum(cost.ops for cost in live + late) <= caps[Op.READ].ops
+            for op in {ask.request.op for ask in new if volume in ask.units}:
+                mine = [a.units[volume] for a in self.asks if self._flies(a, volume) and a.request.op is op]
+                if len(mine) > 1:
+                    assert sum(cost.nbytes for cost in mine + late) <= caps[op].nbytes
+        self._check_that_something_flies()
+
+    def _flies(self, ask: Ask, volume: int) -> bool:
+        return ask.state is AskState.GRANTED and volume in ask.units
+
+    def _check_that_something_flies(self) -> None:
         if self.waited:
             assert any(ask.state is AskState.GRANTED for ask in self.asks), "all wait for nothing"

@@ -87,11 +87,6 @@ class Seen:
     def saved(self, start: float, end: float = float("inf")) -> list[str]:
         return [outcome for began, _, outcome in self.saves if start <= began < end]
 
-    @property
-    def longest_s(self) -> float:
-        every = [*self.loads[0], *self.loads[1], *self.saves]
-        return max(took for _, took, _ in every)
-
 
 class Replay:
     """Threads that load prompts from each drive, and one that saves new ones, until the end of a `with`."""

@@ -45,9 +45,9 @@ def test_a_read_that_comes_too_late_is_not_started(tmp_path: Path, monkeypatch: 
         files = store.moving().files
         pin = files.pin
 
-        def late(*args: Any) -> Any:
+        def late(*args: Any, **options: Any) -> Any:
             time.sleep(2 * DEADLINE_S)
-            return pin(*args)
+            return pin(*args, **options)
 
         monkeypatch.setattr(files, "pin", late)
         result, pages = load(opaque(store), KEYS, deadline_s=DEADLINE_S)

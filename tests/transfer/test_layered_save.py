@@ -28,7 +28,7 @@ from gdsstore.transfer.pipeline import LayersComputed
 from gdsstore.volume.format import Superblock
 from gdsstore.volume.volume import Volume
 from tests.store.helpers import WAIT_S, load, make_keys, memory_directory, save, small_store, statuses, truth
-from tests.transfer.faults import fault, faulty
+from tests.transfer.faults import fault, faulty, reaching
 from tests.transfer.layered_rig import (
     COUNT,
     GROUPS,
@@ -377,7 +377,7 @@ def test_a_drive_that_hangs_costs_the_deadline_and_its_slots_are_kept_until_it_e
     own, memory = faulty(fault(FaultKind.HANG, op=Op.WRITE, limit=1)), Computing(LAYOUT, KEYS)
     memory.compute_all()
     with small_store(path, own_engine=own) as store:
-        result = start(store, memory, deadline_s=0.3).result(WAIT_S)
+        result = reaching(own, lambda: start(store, memory, deadline_s=0.3).result(WAIT_S))
         assert not bind(store).contains(KEYS).any()
         assert result.count(PageStatus.FAILED_DEADLINE) > 0
         assert result.memory_in_use

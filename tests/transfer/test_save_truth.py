@@ -7,7 +7,7 @@ import itertools
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gdsstore import Store
@@ -90,6 +90,8 @@ BAD = st.dictionaries(st.integers(0, 12), st.sampled_from(ERRORS), min_size=1, m
 
 @settings(max_examples=15, deadline=None)
 @given(bad=BAD, zero_copy=st.booleans(), layered=st.booleans())
+@example(bad=dict.fromkeys(range(13), ERRORS[2]), zero_copy=False, layered=False)
+@example(bad=dict.fromkeys(range(13), ERRORS[2]), zero_copy=True, layered=True)
 def test_what_is_said_to_be_saved_is_there(bad: dict[int, Exception], zero_copy: bool, layered: bool) -> None:
     own, memory = Breaking(bad), Computing(LAYOUT, KEYS)
     memory.compute_all()

@@ -182,13 +182,20 @@ def test_gds_reports_done_before_the_data_is_there_once_a_status_call_failed(
     rig = open_rig("GDS")
     gpu.cufile_faults("cuFileBatchIOGetStatus=op:5041")
     assert rig.run("READ", [0], MiB) == "DONE"
-    time.sleep(0.5)  # until that read has really ended
+    until_it_holds(buf, data[:MiB])  # that read has really ended
     buf.put(UNTOUCHED)
-    gpu.cufile_faults("batch.read@1+1=delay:500000")
+    gpu.cufile_faults("batch.read@1+1=delay:3000000")
     assert rig.run("READ", [MiB], MiB) == "DONE"
     assert buf.get(0, MiB) == UNTOUCHED
-    time.sleep(1)
-    assert buf.get(0, MiB) == data[MiB : 2 * MiB]
+    until_it_holds(buf, data[MiB : 2 * MiB])
+
+
+def until_it_holds(buf: Any, content: bytes) -> None:
+    end = time.monotonic() + 60
+    while buf.get(0, len(content)) != content:
+        assert time.monotonic() < end, "the bytes never came"
+        time.sleep(0.05)
+    time.sleep(0.1)  # the call that brought them returns
 
 
 def test_gds_has_room_for_2048_requests(nixl: ModuleType, open_rig: Callable[[str], Rig]) -> None:
@@ -231,7 +238,7 @@ def test_a_refused_file_or_an_unknown_device_is_an_error(
 def test_releasing_a_handle_in_flight_waits(
     gpu: ModuleType, rig: Rig, backend: str, buf: Any, data: bytes
 ) -> None:
-    gpu.cufile_faults(f"{CALLS[backend, 'READ']}=delay:300000")
+    gpu.cufile_faults(f"{CALLS[backend, 'READ']}=delay:2000000")
     handle = rig.prepare("READ", [0], MiB)
     assert rig.agent.transfer(handle) == "PROC"
     rig.agent.release_xfer_handle(handle)

@@ -58,8 +58,34 @@ def test_reports_come_back_and_a_crash_fails_what_it_hit(tmp_path: Path) -> None
         f"--rootdir={tmp_path}",
         str(tmp_path),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path)
     assert "4 failed, 6 passed, 1 skipped" in done.stdout
     assert "assert os.getpid() == 0" in done.stdout, "the failure is shown with its source"
     assert "was killed by signal 9" in done.stdout
     assert "not here" in done.stdout
+
+
+LIMITS = """
+def pytest_timeout_cancel_timer(item):
+    with open({order!r}, "a") as file:
+        file.write("no limit\\n")
+"""
+MEMBER = """
+import pytest
+@pytest.mark.own_process(COLOUR="blue")
+def test_member():
+    with open({order!r}, "a") as file:
+        file.write("test\\n")
+"""
+
+
+def test_the_limit_of_one_test_is_none_of_the_whole_group(tmp_path: Path) -> None:
+    order = tmp_path / "order"
+    conftest = CONFTEST.format(folder=str(Path(__file__).parents[3])) + LIMITS.format(order=str(order))
+    (tmp_path / "conftest.py").write_text(conftest)
+    (tmp_path / "test_inner.py").write_text(MEMBER.format(order=str(order)))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=200"]
+    command += [f"--rootdir={tmp_path}", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    assert "1 passed" in done.stdout
+    assert order.read_text().split("\n")[0] == "no limit", "the first thing that happened"
