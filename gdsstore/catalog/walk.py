@@ -47,7 +47,9 @@ def check(directory: Path, sizes: Mapping[str, Collection[int]], timeout_s: floa
     return f"its check ended with {done.returncode}: {done.stderr.decode(errors='replace')[-500:]}"
 
 
-HEADER = struct.Struct("<QHHHH")  # of LMDB's pages: number, padding, flags, and where their free space begins and ends
+HEADER = struct.Struct(
+    "<QHHHH"
+)  # of LMDB's pages: number, padding, flags, and where their free space begins and ends
 BRANCH_OR_LEAF = (1, 2)
 
 
