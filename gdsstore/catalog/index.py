@@ -19,13 +19,11 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
+from gdsstore.catalog.items import extents_of, pages_of
 from gdsstore.catalog.keys import U64
 from gdsstore.catalog.lookup import EXTENT_KEY, Places, places, resolve
 from gdsstore.catalog.records import (
     CATALOG_VERSION,
-    EXTENT_PAGES,
-    IDENT,
-    ITEM,
     PAGE,
     Extent,
     Locations,
@@ -202,9 +200,9 @@ class Catalog:
         pages: list[tuple[bytes, bytes]] = []
         with txn.cursor(db=self._extents) as extents:
             for run in runs:
-                for key, value in _extents_of(run, namespace_digest):
+                for key, value in extents_of(run, namespace_digest):
                     extents.put(key, value)
-                pages += _pages_of(run)
+                pages += pages_of(run)
         pages.sort()  # neighbours in the tree share leaf pages in the cache
         with txn.cursor(db=self._pages) as cursor:
             # Two processes may save the same page. The older copy's extent must not answer for it any more: a page that is
@@ -220,7 +218,7 @@ class Catalog:
             cursor.putmulti(pages, append=True)
 
     def put_extents(self, txn: Any, namespace_digest: bytes, run: Run) -> None:
-        for key, value in _extents_of(run, namespace_digest):
+        for key, value in extents_of(run, namespace_digest):
             txn.put(key, value, db=self._extents)
 
     def remove(self, txn: Any, where: Locations, index: U64) -> npt.NDArray[np.bool_]:
@@ -355,31 +353,3 @@ def _refuse_link(path: Path) -> None:
 
 def _identity(store_uuid: bytes) -> bytes:
     return CATALOG_VERSION.to_bytes(4, "little") + store_uuid
-
-
-def _extents_of(run: Run, namespace_digest: bytes) -> Iterator[tuple[bytes, bytes]]:
-    idents, items = np.empty(len(run), IDENT), np.empty(len(run), ITEM)
-    idents["index"], idents["tag"] = run.index, run.tag
-    items["checksum"], items["payload_bytes"], items["live"] = run.checksum, run.payload_bytes, 1
-    for start in range(0, len(run), EXTENT_PAGES):
-        part = slice(start, start + EXTENT_PAGES)
-        value = Extent.encode(namespace_digest, run.generation, idents[part], items[part])
-        yield EXTENT_KEY.pack(run.segment, run.first + start), value
-
-
-def _pages_of(run: Run) -> list[tuple[bytes, bytes]]:
-    return page_items(
-        run.index,
-        run.tag,
-        np.full(len(run), run.segment, np.uint32),
-        run.first + np.arange(len(run), dtype=np.uint32),
-        run.first + np.arange(len(run), dtype=np.uint32) // EXTENT_PAGES * EXTENT_PAGES,
-    )
-
-
-def page_items(index: U64, tag: U64, segment: Any, slot: Any, first: Any) -> list[tuple[bytes, bytes]]:
-    """(LMDB key, value) of n pages, from arrays of shape (n,)."""
-    values = np.empty(len(index), PAGE)
-    values["tag"], values["segment"], values["slot"], values["first"] = tag, segment, slot, first
-    keys, raw, size = index.tobytes(), values.tobytes(), PAGE.itemsize
-    return [(keys[8 * i : 8 * i + 8], raw[size * i : size * i + size]) for i in range(len(index))]

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gdsstore.catalog.copies import Arrived, choose, forget
-from gdsstore.catalog.index import Catalog, page_items
+from gdsstore.catalog.index import Catalog
+from gdsstore.catalog.items import page_items
 from gdsstore.catalog.keys import U64, index_keys
 from gdsstore.catalog.records import EXTENT_PAGES, Run, SegmentRow, SegmentState
 from gdsstore.errors import GdsStoreError

@@ -75,6 +75,7 @@ class NodeTotals:
         """The session is over."""
         with self._lock:
             self._clients.pop(session, None)
+            self._forget()
 
     def share(self) -> NodeShare:
         """What others than the daemon itself did."""
