@@ -24,7 +24,7 @@ from gdsstore.catalog.state import (
 from gdsstore.config import Config
 from gdsstore.directory import StoreDirectory, StoreInfo
 from gdsstore.errors import DeadlineError, StoreBusyError, VolumeError
-from gdsstore.sizes import format_size
+from gdsstore.sizes import GiB, format_size
 from gdsstore.verify.copies import Copies
 from gdsstore.volume.volume import Volume
 
@@ -76,6 +76,13 @@ def open_parts(directory: StoreDirectory, locks: Locks, paths: Sequence[Path], c
         volumes = [Volume(number, path) for number, path in enumerate(info.volumes)]
         for volume in volumes:
             volume.prepare()
+    room = sum(volume.space().total_bytes for volume in volumes)
+    if capacity > room:
+        log.warning(
+            "the capacity of %s is more than the %s of the store's filesystems; it ends where they are full",
+            format_size(capacity),
+            f"{room / GiB:.1f} GiB",
+        )
     if state.capacity_bytes and capacity != state.capacity_bytes and not alone:
         raise StoreBusyError(
             f"other processes use this store with a capacity of {format_size(state.capacity_bytes)}; "

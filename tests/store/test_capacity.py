@@ -231,3 +231,12 @@ def test_a_segment_that_cannot_be_opened_now_loses_no_pages(
         assert store.stats()["segments"]["lost"] == 0
         assert check(namespace, keys, PAGE).all_ok
         assert save(namespace, make_keys(20, "again"), PAGE).all_ok
+
+
+def test_a_capacity_that_the_drive_does_not_have_is_said(
+    memory_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small_store(memory_path, capacity="64MiB").close()
+    assert "filesystems" not in caplog.text
+    small_store(memory_path, capacity="900TiB").close()
+    assert "900TiB is more than" in caplog.text
