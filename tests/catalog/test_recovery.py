@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Iterator
@@ -58,6 +59,16 @@ def save_again(
     with patch.context() as context:
         context.setattr(Catalog, "resolve", lambda self, index, tag: Locations.none(len(index)))
         assert save(bound, keys, nbytes).all_ok
+
+
+@contextlib.contextmanager
+def saved_twice(path: Path, patch: pytest.MonkeyPatch) -> Iterator[tuple[Store, BoundNamespace]]:
+    """A store with two copies of the first 20 pages, open for the length of a `with`."""
+    with small_store(path) as store:
+        bound = opaque(store)
+        assert save(bound, KEYS[:20]).all_ok
+        save_again(store, bound, KEYS[:20], 8192, patch)
+        yield store, bound
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -159,10 +170,7 @@ def test_a_copy_whose_payload_did_not_arrive_gives_way_to_an_older_one(
 def test_nothing_older_than_a_deletion_comes_back_for_a_copy_that_did_not_arrive(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with small_store(path) as store:
-        bound = opaque(store)
-        assert save(bound, KEYS[:20]).all_ok
-        save_again(store, bound, KEYS[:20], 8192, monkeypatch)
+    with saved_twice(path, monkeypatch) as (store, bound):
         assert bound.delete(KEYS[:20]).all()
         assert save(bound, KEYS[:20]).all_ok
         damage(path, bound, KEYS[:20])
@@ -198,10 +206,7 @@ def test_only_copies_that_may_have_been_under_way_are_read(
 def test_an_entry_of_a_clock_that_was_ahead_hides_no_copy_that_did_not_arrive(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with small_store(path) as store:
-        bound = opaque(store)
-        assert save(bound, KEYS[:20]).all_ok
-        save_again(store, bound, KEYS[:20], 8192, monkeypatch)
+    with saved_twice(path, monkeypatch) as (store, bound):
         damage(path, bound, KEYS[:20])
         monkeypatch.setattr(store.sequencer, "_last", time.time_ns() + 100 * UNSYNCED_NS)
         assert save(bound, KEYS[20:21]).all_ok
@@ -263,10 +268,7 @@ def test_a_copy_that_the_drive_cannot_read_gives_way_to_an_older_one(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was being written when the power went may be unreadable."""
-    with small_store(path) as store:
-        bound = opaque(store)
-        assert save(bound, KEYS[:20]).all_ok
-        save_again(store, bound, KEYS[:20], 8192, monkeypatch)
+    with saved_twice(path, monkeypatch) as (store, bound):
         newer, offset = locate(bound, KEYS[:20])
     broken = Broken(monkeypatch, "MISS_IO")
     broken.segments = set(newer.tolist())
@@ -279,10 +281,7 @@ def test_a_copy_that_the_drive_cannot_read_gives_way_to_an_older_one(
 def test_so_many_copies_that_reading_them_takes_long_keep_nobody_from_opening(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with small_store(path) as store:
-        bound = opaque(store)
-        assert save(bound, KEYS[:20]).all_ok
-        save_again(store, bound, KEYS[:20], 8192, monkeypatch)
+    with saved_twice(path, monkeypatch) as (store, bound):
         damage(path, bound, KEYS[:20])
     forget_catalog(path)
     monkeypatch.setattr("gdsstore.verify.copies.TIME_S", 0.0)
@@ -313,10 +312,8 @@ def test_a_segment_counts_though_the_other_volume_has_a_file_of_its_name(path: P
 def test_a_drive_that_does_not_say_whether_a_copy_arrived_keeps_nobody_from_opening(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with small_store(path) as store:
-        bound = opaque(store)
-        assert save(bound, KEYS[:20]).all_ok
-        save_again(store, bound, KEYS[:20], 8192, monkeypatch)
+    with saved_twice(path, monkeypatch):
+        pass
     forget_catalog(path)
     monkeypatch.setattr(
         "gdsstore.verify.copies.PosixEngine",
